@@ -1,0 +1,1 @@
+"""Ranks: started, driven, watched and cleared away."""

@@ -1,0 +1,151 @@
+"""What a user is told when ranks fail: the culprit first, those that only waited folded."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import signal
+from collections.abc import Iterable
+from itertools import groupby
+
+from perfgate.errors import WorldError
+from perfgate.world.protocol import Failure, Frame
+
+_STACK_FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
+_COLLECTIVES_FILE = "distributed_c10d.py"
+
+
+class RankFailure(WorldError):
+    """A rank raised, died, hung or left early.
+
+    :ivar world_size: how many ranks the world had.
+    :ivar failures: one for each rank that failed or was caught waiting, culprit first.
+
+    The exception a culprit raised is this one's ``__cause__`` where it could be carried over.
+    """
+
+    def __init__(self, world_size: int, failures: Iterable[Failure]) -> None:
+        self.world_size = world_size
+        self.failures = tuple(sorted(failures, key=_blame))
+        super().__init__(world_size, self.failures)
+
+    @property
+    def culprit(self) -> Failure:
+        """The rank that failed first of its own accord."""
+        return self.failures[0]
+
+    @property
+    def line(self) -> str:
+        """The first line of the report: who, and what."""
+        ranks = [f.rank for f in self.failures if _told_alike(f, self.culprit)]
+        return f"{name_ranks(ranks)} of {self.world_size} {_what(self.culprit)}"
+
+    def __str__(self) -> str:
+        """Return the whole report, culprit first."""
+        parts = [self.line]
+        for _, alike in groupby(self.failures, key=_told_as):
+            group = list(alike)
+            parts.append(f"--- {name_ranks([f.rank for f in group])} {_what(group[0])}")
+            parts.extend(_evidence(group[0]))
+        return "\n".join(parts)
+
+
+def died(rank: int, status: int, stack: str, at_ns: int) -> Failure:
+    """Return the failure of a rank that ended with ``status`` (negative: a signal's number)."""
+    if status < 0:
+        message = f"was killed by {signal.Signals(-status).name}"
+    else:
+        message = f"left with exit code {status} without an answer"
+    return Failure(rank=rank, kind="died", message=message, stack=stack, at_ns=at_ns)
+
+
+def still_running(rank: int, stack: str, *, outlived: str, at_ns: int) -> Failure:
+    """Return the failure of a rank that had to be stopped, by where its main thread was found."""
+    collective = collective_in(stack)
+    place = f"in {collective}" if collective else _innermost(stack)
+    return Failure(
+        rank=rank,
+        kind="waited" if collective else "hung",
+        message=f"{place} {outlived}".strip(),
+        stack=stack,
+        at_ns=at_ns,
+    )
+
+
+def collective_in(stack: str) -> str:
+    """Return the collective that a faulthandler stack shows the main thread waiting in, or ''."""
+    frames = [match for line in _main_thread(stack) if (match := _STACK_FRAME.match(line))]
+    inside = [match["function"] for match in frames if match["path"].endswith(_COLLECTIVES_FILE)]
+    if inside:
+        return inside[-1]
+    if frames and ".wait(" in linecache.getline(frames[0]["path"], int(frames[0]["line"])):
+        return "wait"
+    return ""
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Return ``rank 3`` or ``ranks 0, 2-4``."""
+    ordered = sorted(set(ranks))
+    runs = groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])
+    spans = [[rank for _, rank in run] for _, run in runs]
+    text = ", ".join(f"{s[0]}" if len(s) == 1 else f"{s[0]}-{s[-1]}" for s in spans)
+    return f"rank{'s' if len(ordered) > 1 else ''} {text}"
+
+
+def _main_thread(stack: str) -> list[str]:
+    """Return the lines of the thread that was started first: faulthandler dumps it last."""
+    threads = re.split(r"^(?=Thread 0x|Current thread 0x)", stack, flags=re.MULTILINE)
+    return threads[-1].splitlines()
+
+
+def _innermost(stack: str) -> str:
+    for line in _main_thread(stack):
+        if match := _STACK_FRAME.match(line):
+            return f"at {match['path']}:{match['line']} in {match['function']}"
+    return "at a place that could not be read (the process did not answer)"
+
+
+def _blame(failure: Failure) -> tuple[int, int, int]:
+    echo = failure.peer_lost or failure.kind == "waited"
+    return (int(echo), failure.at_ns if failure.kind != "hung" else 0, failure.rank)
+
+
+def _told_as(failure: Failure) -> tuple[str, str]:
+    return (failure.kind, failure.message)
+
+
+def _told_alike(one: Failure, other: Failure) -> bool:
+    return _told_as(one) == _told_as(other)
+
+
+def _what(failure: Failure) -> str:
+    first = failure.message.splitlines()[0] if failure.message else failure.type_name
+    if failure.kind == "raised":
+        return f"raised {first}"
+    return first if failure.kind == "died" else f"{failure.kind} {first}"
+
+
+def _evidence(failure: Failure) -> list[str]:
+    if failure.kind == "waited" or failure.peer_lost:
+        return []
+    lines = [line for frame in failure.frames[:-1] for line in [_place(frame)]]
+    if failure.frames:
+        lines += _source(failure.frames[-1])
+    if failure.kind == "raised":
+        lines += [f"E   {line}" for line in failure.message.splitlines()]
+        lines += [_place(frame) for frame in failure.frames[-1:]]
+    return lines + failure.stack.splitlines()
+
+
+def _place(frame: Frame) -> str:
+    return f"{frame.path}:{frame.line}: in {frame.function}"
+
+
+def _source(frame: Frame) -> list[str]:
+    """Return the function's source down to the failing line, marked as pytest marks it."""
+    first = max(frame.first_line, frame.line - 30)
+    lines = []
+    for number in range(first, frame.line + 1):
+        text = linecache.getline(frame.path, number).rstrip("\n")
+        lines.append((">" if number == frame.line else " ") + text[1:] if text else "")
+    return [line for line in lines if line]

@@ -1,0 +1,130 @@
+"""The messages between controller and ranks, and between controller and zygote.
+
+Nothing else crosses. Messages are pickled frozen dataclasses in length-prefixed frames
+(:class:`multiprocessing.connection.Connection`); what a user ships, functions and their
+values, travels inside them as bytes made by cloudpickle, so that a value that cannot be read
+never breaks the channel.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from perfgate.model import WorldSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Where a rank sits: all it must know to join its world."""
+
+    rank: int
+    spec: WorldSpec
+    rendezvous: str
+    timeout_s: float
+    cwd: str
+    sys_path: tuple[str, ...]
+    environ: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """The zygote's answer to a seat: the pid of the rank that took it."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """To the zygote: kill these ranks, each with every process it left behind."""
+
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """From the zygote: a rank is gone. ``status`` is that of :func:`os.waitstatus_to_exitcode`."""
+
+    pid: int
+    status: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """To a rank: run this. ``payload`` is cloudpickle's ``(function, args, kwargs)``.
+
+    ``rank_argument`` names the keyword that is to receive the :class:`perfgate.Rank`.
+    """
+
+    number: int
+    payload: bytes
+    rank_argument: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """To a rank: leave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One line of a rank's traceback."""
+
+    path: str
+    line: int
+    function: str
+    first_line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """How one rank failed.
+
+    :param kind: ``raised``, ``skipped``, ``xfailed``, ``died``, ``hung`` or ``waited``.
+    :param type_name: the exception's class, for ``raised``.
+    :param message: the exception's text, a signal's name, or where the rank was found.
+    :param frames: the traceback, outermost first, without perfgate's own frames.
+    :param stack: every thread's stack, for a rank that was still running.
+    :param peer_lost: whether this is the echo of another rank's end.
+    :param at_ns: when, on the machine's monotonic clock.
+    :param exception: the pickled exception, where it can be pickled.
+    """
+
+    rank: int
+    kind: str
+    type_name: str = ""
+    message: str = ""
+    frames: tuple[Frame, ...] = ()
+    stack: str = ""
+    peer_lost: bool = False
+    at_ns: int = 0
+    exception: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """From a rank: the call's result as cloudpickle's bytes, or its failure."""
+
+    rank: int
+    number: int
+    value: bytes | None = None
+    failure: Failure | None = None
+    warnings: tuple[tuple[str, str, str, int], ...] = field(default=())
+
+
+def send(connection: Connection, message: object) -> None:
+    """Send one message.
+
+    :raises OSError: when the other end is gone.
+    """
+    connection.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def receive(connection: Connection) -> Any:
+    """Receive one message.
+
+    :raises EOFError: when the other end is gone.
+    """
+    return pickle.loads(connection.recv_bytes())
