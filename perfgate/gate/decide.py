@@ -1,0 +1,228 @@
+"""One measurement, one baseline, one policy: one verdict.
+
+The change is the log ratio T of the head's typical call to the baseline's. Its variance is
+``tau**2 (1 + 1/K) + v_head + v_base/K``: the head is one session and the baseline ``K``, and
+each is seen through a few launches (:mod:`perfgate.gate.noise`). T over its standard error
+follows a t distribution (:class:`perfgate.gate.stats.Contrast`).
+
+- REGRESSION: the lower bound at ``policy.alpha`` is above 0 and T above ``max_regression``.
+- IMPROVEMENT: the mirror of it.
+- PASS: the upper bound at 95 % lies below ``must_catch``: a slowdown of that size is excluded.
+- INCONCLUSIVE: neither, with the smallest change that would have been found.
+
+Why the error over a run is held
+    ``policy.alpha`` is the run's 1 % divided by the number of gated cases, fixed before
+    anything is measured. A case is flagged at its estimate alone (:func:`needs_confirmation`)
+    and becomes a REGRESSION only when :func:`confirm` finds it again, at ``policy.alpha``, in
+    launches made after the flag. Flagged and confirmed is never likelier than confirmed, which
+    by itself happens to unchanged code with probability ``policy.alpha`` at most, whatever was
+    flagged, in whatever order and however the cases depend on each other; summed over the cases
+    that is 1 % a run (Bonferroni). The flag can only make false alarms fewer. Dividing by the
+    flagged cases alone would be wrong: both looks share one baseline and one session.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import replace
+
+import numpy as np
+
+from perfgate.gate.noise import LAUNCHES, SESSIONS, session_means, session_variance
+from perfgate.gate.stats import Component, Contrast, Mean, lifted, log_figures, trimmed_mean
+from perfgate.model import Baseline, Measurement, Outcome, Policy, Verdict
+from perfgate.units import format_percent
+
+PASS_ALPHA = 0.05
+MIN_LAUNCHES = 2
+SESSIONS_WANTED = 5
+
+
+def decide(
+    measurement: Measurement,
+    baseline: Baseline | None,
+    policy: Policy,
+    *,
+    sessions: Component = SESSIONS,
+    figure: str = "p25_s",
+) -> Verdict:
+    """Return the verdict on ``measurement``.
+
+    :param sessions: variance between sessions to start from, in log time squared; the file's
+        pooled one (:func:`perfgate.gate.noise.pool_sessions`) once it holds several sessions.
+    :param figure: the figure of a launch that is compared: ``p10_s``, ``p25_s`` or ``p50_s``.
+    """
+    known = Verdict(
+        outcome=Outcome.INVALID,
+        case=measurement.case,
+        environment=measurement.environment,
+        limit=policy.max_regression,
+        must_catch=policy.must_catch,
+        launches=len(measurement.launches),
+    )
+    problem = _problem(measurement)
+    if problem:
+        return replace(known, reason=problem, next_step=_command(known))
+    head = trimmed_mean(log_figures(measurement.launches, figure))
+    known = replace(known, time_s=math.exp(head.value))
+    if baseline is None or (absence := _absence(measurement, baseline)):
+        return replace(
+            known,
+            outcome=Outcome.NO_BASELINE,
+            reason="" if baseline is None else absence,
+            next_step=_command(known, "--perfgate-refresh"),
+        )
+    used = [session for session in baseline.sessions if session.launches]
+    known = replace(known, baseline_commit=used[-1].commit, baseline_sessions=len(used))
+    return _judge(known, contrast(head, session_means(used, figure), sessions), policy)
+
+
+def _problem(measurement: Measurement) -> str:
+    if measurement.problems:
+        return "; ".join(measurement.problems)
+    count = len(measurement.launches)
+    if count < MIN_LAUNCHES:
+        return (
+            f"{count} launch{'' if count == 1 else 'es'} measured; no spread without {MIN_LAUNCHES}"
+        )
+    return ""
+
+
+def _absence(measurement: Measurement, baseline: Baseline) -> str:
+    if baseline.case_id != measurement.case.id:
+        return f"the stored case is another: {baseline.case_id}"
+    if baseline.environment != measurement.environment:
+        return f"the baseline is of another environment: {baseline.environment}"
+    if not any(session.launches for session in baseline.sessions):
+        return "the baseline holds no launch"
+    return ""
+
+
+def contrast(head: Mean, base: list[Mean], sessions: Component = SESSIONS) -> Contrast:
+    """Return the log ratio of ``head`` to the mean of the ``base`` sessions."""
+    count = len(base)
+    value = head.value - float(np.mean([mean.value for mean in base]))
+    between = session_variance(base, sessions) * (1 + 1 / count)
+    return Contrast.of(value, [between, _launches([head]), _launches(base) * (1 / count)])
+
+
+def _launches(means: list[Mean]) -> Component:
+    """The launches' share in the variance of one session's mean, averaged over sessions."""
+    seen = Component(
+        float(np.mean([mean.variance for mean in means])), sum(mean.dof for mean in means)
+    )
+    share = float(np.mean([1 / mean.launches for mean in means]))
+    return lifted(seen, LAUNCHES * share)
+
+
+def _judge(known: Verdict, change: Contrast, policy: Policy) -> Verdict:
+    limit, caught = math.log1p(policy.max_regression), math.log1p(policy.must_catch)
+    lower, upper = change.lower(policy.alpha), change.upper(policy.alpha)
+    judged = replace(
+        known,
+        change=_expm1(change.value),
+        lower=_expm1(lower),
+        upper=_expm1(upper),
+        mde=_expm1(change.detectable(alpha=policy.alpha, limit=limit)),
+    )
+    if lower > 0 and change.value > limit:
+        return _regression(judged)
+    if upper < 0 and change.value < -limit:
+        return _improvement(judged)
+    excluded = change.upper(PASS_ALPHA)
+    if excluded < caught:
+        return replace(judged, outcome=Outcome.PASS)
+    return _inconclusive(judged, excluded, 2 * change.t(PASS_ALPHA) * change.error)
+
+
+def _regression(judged: Verdict) -> Verdict:
+    return replace(
+        judged,
+        outcome=Outcome.REGRESSION,
+        reason=f"at least {format_percent(judged.lower)} against {_against(judged)}",
+        next_step=f"perfgate baseline accept {_test(judged)}, if it is meant",
+    )
+
+
+def _improvement(judged: Verdict) -> Verdict:
+    return replace(
+        judged,
+        outcome=Outcome.IMPROVEMENT,
+        reason=f"at least {format_percent(judged.upper)} against {_against(judged)}",
+        next_step=_command(judged, "--perfgate-refresh"),
+    )
+
+
+def _inconclusive(judged: Verdict, excluded: float, decidable: float) -> Verdict:
+    reason = (
+        f"a slowdown of {_plain(judged.must_catch)} is not excluded, it may be up to "
+        f"{format_percent(_expm1(excluded))}"
+    )
+    size = _expm1(decidable)
+    if size > judged.must_catch:
+        asked = "limit" if size > judged.limit else "must-catch size"
+        value = judged.limit if size > judged.limit else judged.must_catch
+        reason += f"; {asked} {_plain(value)} lies below what this noise lets pass, {_plain(size)}"
+    few = judged.baseline_sessions < SESSIONS_WANTED
+    options = "--perfgate-refresh" if few else f"--perfgate-max-regression {_up(size)}"
+    return replace(
+        judged,
+        outcome=Outcome.INCONCLUSIVE,
+        reason=reason,
+        next_step=_command(judged, options),
+    )
+
+
+def needs_confirmation(verdict: Verdict) -> bool:
+    """Whether the case must be measured again before it may fail: it looks slower than its limit.
+
+    Cheap to say yes to, see the module's docstring: unchanged code is flagged whenever noise
+    carries the estimate over the limit, and the confirmation decides.
+    """
+    return verdict.outcome is not Outcome.INVALID and verdict.change > verdict.limit
+
+
+def confirm(
+    flagged: Verdict,
+    fresh: Measurement,
+    baseline: Baseline,
+    policy: Policy,
+    *,
+    sessions: Component = SESSIONS,
+    figure: str = "p25_s",
+) -> Verdict:
+    """Return the verdict on launches made after ``flagged``; the first launches no longer count.
+
+    Measure twice as many fresh launches as at first: what is flagged is rare, and the launches'
+    share of the noise halves.
+    """
+    verdict = decide(fresh, baseline, policy, sessions=sessions, figure=figure)
+    first = f"first measured {format_percent(flagged.change)}, then again"
+    reason = f"{first}: {verdict.reason}" if verdict.reason else f"{first} in fresh launches"
+    return replace(verdict, reason=reason)
+
+
+def _against(verdict: Verdict) -> str:
+    plural = "" if verdict.baseline_sessions == 1 else "s"
+    return f"{verdict.baseline_sessions} session{plural} up to {verdict.baseline_commit[:12]}"
+
+
+def _test(verdict: Verdict) -> str:
+    return shlex.quote(verdict.case.test)
+
+
+def _command(verdict: Verdict, options: str = "") -> str:
+    return " ".join(part for part in ("pytest --perfgate", options, _test(verdict)) if part)
+
+
+def _plain(fraction: float) -> str:
+    return format_percent(fraction).lstrip("+")
+
+
+def _up(fraction: float) -> int:
+    return math.ceil(fraction * 100)
+
+
+def _expm1(value: float) -> float:
+    return math.expm1(value) if value < 700 else math.inf

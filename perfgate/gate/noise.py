@@ -1,0 +1,70 @@
+"""What two sessions of identical code differ by, beyond the spread between their launches.
+
+A session is one run: its launches share the minute, the neighbours, the host's mood. However
+many launches it has, two sessions of the same code differ by a further amount, of standard
+deviation ``tau`` in log time. One stored session cannot show it, so a prior in the open stands
+in until sessions are there: :data:`SESSIONS`. The same holds, in a small way, for the spread
+between few launches: :data:`LAUNCHES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from perfgate.gate.stats import Component, Mean, log_figures, pooled, trimmed_mean
+from perfgate.model import Baseline, Session
+
+SESSIONS = Component(variance=0.03**2, dof=12.0)
+"""Prior of the variance between sessions."""
+
+LAUNCHES = Component(variance=0.05**2, dof=4.0)
+"""Prior of the variance between launches of one session: the middle of the spreads of nine
+cases on a shared two-core machine, 0.02 to 0.10 (collectives of 4 KiB to 4 MiB, gloo)."""
+
+POOL_WEIGHT = 4.0
+"""How many cases' worth of evidence a whole file of cases counts for. Cases of one session share
+its weather, so that thirty of them are not thirty independent looks at it."""
+
+
+def session_means(sessions: Sequence[Session], figure: str) -> list[Mean]:
+    """Return each session's mean log time over its launches."""
+    return [trimmed_mean(log_figures(session.launches, figure)) for session in sessions]
+
+
+def between(means: Sequence[Mean]) -> Component:
+    """Return the variance between sessions by the method of moments; it may be below zero.
+
+    The variance of the sessions' means holds ``tau**2`` and the launches' share, which is
+    subtracted.
+    """
+    if len(means) < 2:
+        return Component(0.0, 0.0)
+    observed = float(np.var([mean.value for mean in means], ddof=1))
+    launches = float(np.mean([mean.variance for mean in means]))
+    return Component(observed - launches, len(means) - 1.0)
+
+
+def pool_sessions(
+    baselines: Iterable[Baseline], *, prior: Component = SESSIONS, figure: str = "p25_s"
+) -> Component:
+    """Return the variance between sessions over all cases of a file, moderated by ``prior``.
+
+    Give it to :func:`perfgate.gate.decide.decide` as ``sessions``. With one session a case it
+    is the prior itself.
+    """
+    found = [between(session_means(baseline.sessions, figure)) for baseline in baselines]
+    found = [component for component in found if component.dof > 0]
+    if not found:
+        return prior
+    dof = float(np.mean([component.dof for component in found]))
+    weight = min(POOL_WEIGHT, len(found))
+    variance = float(np.average([c.variance for c in found], weights=[c.dof for c in found]))
+    return pooled(prior, Component(max(variance, 0.0), dof * weight))
+
+
+def session_variance(means: Sequence[Mean], prior: Component) -> Component:
+    """Return one case's variance between sessions: its own, moderated by ``prior``."""
+    own = between(means)
+    return pooled(prior, Component(max(own.variance, 0.0), own.dof))

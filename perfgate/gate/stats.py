@@ -1,0 +1,157 @@
+"""Estimators and intervals. One launch is one replicate; everything is in log time.
+
+The typical call of a launch is its 25th percentile: a call either runs through or stalls in the
+scheduler for milliseconds, and a low quantile varies least between fresh launches of identical
+code. Launches are averaged by a 20 % trimmed mean, so that one wild launch a side counts for
+nothing, and its variance is Yuen's (K. Yuen, "The two-sample trimmed t for unequal population
+variances", Biometrika 61, 1974). Variances of different origin add up in one t interval whose
+degrees of freedom are Satterthwaite's (Biometrics Bulletin 2, 1946).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+from perfgate.model import Launch
+
+TRIM = 0.2
+FIGURES = ("p10_s", "p25_s", "p50_s", "p95_s")
+Floats = npt.NDArray[np.float64]
+
+
+def summarise(times_s: npt.ArrayLike) -> Launch:
+    """Return a launch's figures from its calls' times in seconds, shape ``(calls,)``.
+
+    Quantiles are interpolated linearly between order statistics (Hyndman and Fan's type 7).
+
+    :raises ValueError: when there is no call, or a time is not finite or not above zero.
+    """
+    times = np.asarray(times_s, dtype=np.float64)
+    if times.ndim != 1 or times.size == 0:
+        raise ValueError(f"a launch's times are one row of calls, got shape {times.shape}")
+    wrong = np.flatnonzero(~(np.isfinite(times) & (times > 0)))
+    if wrong.size:
+        raise ValueError(
+            f"{wrong.size} of {times.size} calls have no usable time; the first is call "
+            f"{wrong[0]} with {times[wrong[0]]!r} s"
+        )
+    p10, p25, p50, p95 = (float(q) for q in np.quantile(times, (0.10, 0.25, 0.50, 0.95)))
+    return Launch(p10_s=p10, p25_s=p25, p50_s=p50, p95_s=p95, calls=int(times.size))
+
+
+def log_figures(launches: Sequence[Launch], figure: str = "p25_s") -> Floats:
+    """Return the log of one figure of each launch, shape ``(launches,)``."""
+    return np.log([getattr(launch, figure) for launch in launches])
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One share of a variance, and how many degrees of freedom it was estimated with."""
+
+    variance: float
+    dof: float
+
+    def __mul__(self, factor: float) -> Component:
+        return Component(self.variance * factor, self.dof)
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean of log times, with the variance of that mean."""
+
+    value: float
+    variance: float
+    dof: float
+    launches: int
+
+
+def trimmed_mean(values: Floats) -> Mean:
+    """Return the 20 % trimmed mean of ``values`` (shape ``(n,)``) and Yuen's variance of it.
+
+    Below five values nothing is trimmed; a single value has variance 0 with no degrees of
+    freedom, which only a prior can make into an interval.
+    """
+    ordered = np.sort(values)
+    cut = int(TRIM * ordered.size)
+    kept = ordered[cut : ordered.size - cut]
+    if kept.size < 2:
+        return Mean(float(kept.mean()), 0.0, 0.0, ordered.size)
+    winsorised = np.clip(ordered, kept[0], kept[-1])
+    squares = float(np.square(winsorised - winsorised.mean()).sum())
+    variance = squares / (kept.size * (kept.size - 1))
+    return Mean(float(kept.mean()), variance, kept.size - 1.0, ordered.size)
+
+
+def lifted(component: Component, prior: Component) -> Component:
+    """Return a variance that a lucky draw of few values cannot make too small.
+
+    Below the prior it is the mean of both, weighted by their degrees of freedom; above it the
+    data stand alone, so that a noisy machine is never made to look quieter than it is.
+    """
+    if component.variance >= prior.variance and component.dof > 0:
+        return component
+    return pooled(component, prior)
+
+
+def pooled(first: Component, second: Component) -> Component:
+    """Return the mean of two estimates of one variance, weighted by degrees of freedom."""
+    dof = first.dof + second.dof
+    if dof == 0:
+        return Component(max(first.variance, second.variance), 0.0)
+    return Component((first.variance * first.dof + second.variance * second.dof) / dof, dof)
+
+
+@dataclass(frozen=True, slots=True)
+class Contrast:
+    """An estimated log ratio, its standard error and degrees of freedom."""
+
+    value: float
+    error: float
+    dof: float
+
+    @classmethod
+    def of(cls, value: float, components: Iterable[Component]) -> Contrast:
+        """Add independent variances up, with Satterthwaite's degrees of freedom."""
+        parts = [part for part in components if part.variance > 0]
+        total = sum(part.variance for part in parts)
+        if not parts:
+            return cls(value, 0.0, math.inf)
+        spread = sum(part.variance**2 / part.dof for part in parts)
+        return cls(value, math.sqrt(total), total**2 / spread if spread > 0 else math.inf)
+
+    def t(self, alpha: float) -> float:
+        """The one-sided t quantile that is exceeded with probability ``alpha``."""
+        if math.isinf(self.dof):
+            return float(-special.ndtri(alpha))
+        return float(-special.stdtrit(self.dof, alpha))
+
+    def lower(self, alpha: float) -> float:
+        """The one-sided lower bound at confidence ``1 - alpha``."""
+        return self.value - self.t(alpha) * self.error
+
+    def upper(self, alpha: float) -> float:
+        """The one-sided upper bound at confidence ``1 - alpha``."""
+        return self.value + self.t(alpha) * self.error
+
+    def detectable(self, *, alpha: float, limit: float, power: float = 0.95) -> float:
+        """Return the smallest true log ratio that is found with probability ``power``.
+
+        Found means that the lower bound at ``alpha`` is above 0 (a noncentral t distribution)
+        and that the estimate is above ``limit``.
+        """
+        significant = self.error * noncentrality(self.dof, self.t(alpha), power)
+        above = limit + self.t(1 - power) * self.error
+        return max(significant, above)
+
+
+def noncentrality(dof: float, critical: float, power: float) -> float:
+    """Return the shift, in standard errors, at which t exceeds ``critical`` with ``power``."""
+    if dof > 1e4:
+        return critical + float(special.ndtri(power))
+    return float(special.nctdtrinc(dof, 1 - power, critical))
