@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,13 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import cloudpickle
-
-from perfgate.errors import LaunchError, UsageError, WorldError
+from perfgate.errors import LaunchError, WorldError
 from perfgate.model import WorldSpec
-from perfgate.world.failure import RankFailure, died, still_running
+from perfgate.world.crossing import pack_call, unpack
+from perfgate.world.failure import RankFailure, died, name_ranks, still_running
 from perfgate.world.local import Host, Process, host
-from perfgate.world.protocol import Call, Exited, Failure, Reply, Stop, receive, send
+from perfgate.world.protocol import STACK_SIGNAL, Call, Failure, Reply, Stop, receive, send
 
 __all__ = ["RankFailure", "World"]
 
@@ -67,8 +66,8 @@ class World:
     ) -> World:
         """Launch a world and wait until its process group is up.
 
-        :param output: a folder for ``rank<n>.log``; without it output is kept in memory-less
-            temporary files. :param passthrough: let ranks write to this process's output.
+        :param output: a folder for ``rank<n>.log``; without it, nameless temporary files.
+        :param passthrough: let ranks write to this process's own output.
         :raises LaunchError: when ranks cannot be started.
         :raises RankFailure: when a rank fails while joining.
         """
@@ -111,7 +110,7 @@ class World:
     ) -> list[Any]:
         """Like :meth:`run`; the keyword ``rank_argument`` receives each rank's own Rank."""
         __tracebackhide__ = True
-        payload = _payload(function, args, kwargs)
+        payload = pack_call(function, args, kwargs)
         if not self.alive:
             raise WorldError(f"the world {self.spec} has ended; start another")
         self._calls += 1
@@ -121,7 +120,7 @@ class World:
                 send(process.connection, call)
         exchange = self._exchange(self._calls, deadline_s or self.spec.deadline_s)
         replies = self._gather(exchange)
-        return [pickle.loads(reply.value or b"N.") for reply in replies]
+        return [unpack(reply.value) for reply in replies if reply.value is not None]
 
     def output(self, rank: int) -> str:
         """Return what a rank has written since this was last asked."""
@@ -179,12 +178,12 @@ class World:
 
     def _turn(self, exchange: _Exchange, left_s: float) -> bool:
         channels = {process.connection: process for process in exchange.pending.values()}
-        ready = wait([*channels, self._host], left_s)
-        for channel in ready:
-            if channel is self._host:
-                self._host.read_news()
-            else:
-                self._take(exchange, channels[channel])  # type: ignore[index]
+        ready = wait([*channels, self._host.channel], left_s)
+        if self._host.channel in ready:
+            self._host.read_news()
+        for channel, process in channels.items():
+            if channel in ready:
+                self._take(exchange, process)
         for process in list(exchange.pending.values()):
             if process.pid in self._host.exits and not process.connection.poll():
                 exchange.fail(self._death(process))
@@ -210,23 +209,20 @@ class World:
     def _stop_late(self, exchange: _Exchange, waited_s: float) -> None:
         """Turn the ranks that have not answered into failures, each with its stack."""
         if exchange.failures:
-            outlived = f"when {_names(exchange.failures)} failed"
+            outlived = f"when {name_ranks(exchange.failures)} failed"
         else:
             outlived = f"when the deadline of {waited_s:.3g} s passed"
             if exchange.replies:
-                outlived += f" ({_names(exchange.replies)} had returned)"
+                outlived += f" ({name_ranks(exchange.replies)} had returned)"
         stacks = self._stacks(list(exchange.pending.values()))
         for rank, stack in stacks.items():
             failure = still_running(rank, stack, outlived=outlived, at_ns=time.monotonic_ns())
             exchange.fail(failure)
 
     def _stacks(self, processes: list[Process]) -> dict[int, str]:
-        import os
-        import signal
-
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGUSR1)
+                os.kill(process.pid, STACK_SIGNAL)
         until = time.monotonic() + _STACK_DEADLINE_S
         stacks = {process.rank: "" for process in processes}
         while time.monotonic() < until and not all(stacks.values()):
@@ -240,35 +236,6 @@ class World:
             self._host.kill(self._processes)
 
 
-def _payload(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> bytes:
-    try:
-        data: bytes = cloudpickle.dumps((function, args, kwargs))
-    except Exception as error:
-        parts = {"the function": function, **{f"argument {i}": a for i, a in enumerate(args)}, **kwargs}
-        culprit = next((name for name, part in parts.items() if not _crosses(part)), "the call")
-        raise UsageError(
-            f"{culprit} cannot be sent to the ranks: {type(error).__name__}: {error}; "
-            "make it inside the function, on the rank"
-        ) from error
-    return data
-
-
-def _crosses(value: Any) -> bool:
-    try:
-        cloudpickle.dumps(value)
-    except Exception:  # noqa: BLE001 - a value's own __reduce__ may raise anything
-        return False
-    return True
-
-
-def _names(ranks: dict[int, Any]) -> str:
-    from perfgate.world.failure import name_ranks
-
-    return name_ranks(ranks)
-
-
 def _read(stacks: Any) -> str:
     stacks.seek(0)
     return str(stacks.read().decode(errors="replace"))
@@ -278,5 +245,5 @@ def _as_error(world_size: int, exchange: _Exchange) -> RankFailure:
     failure = RankFailure(world_size, exchange.failures.values())
     if failure.culprit.exception is not None:
         with contextlib.suppress(Exception):
-            failure.__cause__ = pickle.loads(failure.culprit.exception)
+            failure.__cause__ = unpack(failure.culprit.exception)
     return failure

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import signal
+import textwrap
 from collections.abc import Iterable
 from itertools import groupby
 
@@ -12,6 +14,7 @@ from perfgate.errors import WorldError
 from perfgate.world.protocol import Failure, Frame
 
 _STACK_FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
+_ENGINE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _COLLECTIVES_FILE = "distributed_c10d.py"
 
 
@@ -134,7 +137,22 @@ def _evidence(failure: Failure) -> list[str]:
     if failure.kind == "raised":
         lines += [f"E   {line}" for line in failure.message.splitlines()]
         lines += [_place(frame) for frame in failure.frames[-1:]]
-    return lines + failure.stack.splitlines()
+    return lines + _without_engine(failure.stack)
+
+
+def _without_engine(stack: str) -> list[str]:
+    """Return a stack without the frames of perfgate that every rank stands on."""
+    kept = []
+    for line in stack.splitlines():
+        frame = _STACK_FRAME.match(line)
+        if line.startswith("Extension modules:") or (frame and _is_engine(frame["path"])):
+            continue
+        kept.append(line)
+    return kept
+
+
+def _is_engine(path: str) -> bool:
+    return path == "<string>" or path.startswith(_ENGINE)
 
 
 def _place(frame: Frame) -> str:
@@ -143,9 +161,7 @@ def _place(frame: Frame) -> str:
 
 def _source(frame: Frame) -> list[str]:
     """Return the function's source down to the failing line, marked as pytest marks it."""
-    first = max(frame.first_line, frame.line - 30)
-    lines = []
-    for number in range(first, frame.line + 1):
-        text = linecache.getline(frame.path, number).rstrip("\n")
-        lines.append((">" if number == frame.line else " ") + text[1:] if text else "")
-    return [line for line in lines if line]
+    numbers = range(max(frame.first_line, frame.line - 30), frame.line + 1)
+    text = "".join(linecache.getline(frame.path, number) for number in numbers)
+    lines = ["    " + line for line in textwrap.dedent(text).splitlines()]
+    return [*lines[:-1], ">" + lines[-1][1:]] if lines else []

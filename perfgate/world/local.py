@@ -51,7 +51,7 @@ class Process:
 
 
 class Host:
-    """This machine: one zygote, and news of the ranks that it forked.
+    """A machine: one zygote, and news of the ranks that it forked.
 
     :ivar exits: exit status by pid of the ranks that are known to be gone.
     """
@@ -140,7 +140,7 @@ class Host:
 
     def _fork(self, seat: Seat, output: Path | None, passthrough: bool) -> Process:
         ours, theirs = socket.socketpair()
-        stacks = tempfile.TemporaryFile(buffering=0)
+        stacks = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - it lives as long as the rank
         sink = None if passthrough else _open_output(output, seat.rank)
         with theirs:
             descriptors = [theirs.fileno(), sink.fileno() if sink else 1, stacks.fileno()]
@@ -190,9 +190,9 @@ def _paths() -> list[str]:
 
 def _open_output(directory: Path | None, rank: int) -> BinaryIO:
     if directory is None:
-        return tempfile.TemporaryFile(buffering=0)  # type: ignore[return-value]
+        return tempfile.TemporaryFile(buffering=0)
     directory.mkdir(parents=True, exist_ok=True)
-    return open(directory / f"rank{rank}.log", "w+b", buffering=0)  # type: ignore[return-value]
+    return open(directory / f"rank{rank}.log", "w+b", buffering=0)
 
 
 def _environ(spec: WorldSpec, rank: int) -> dict[str, str]:
@@ -212,9 +212,7 @@ def _environ(spec: WorldSpec, rank: int) -> dict[str, str]:
     return defaults | dict(os.environ) | identity
 
 
-def _clear_away(
-    channel: socket.socket, process: subprocess.Popen[bytes], directory: Path
-) -> None:
+def _clear_away(channel: socket.socket, process: subprocess.Popen[bytes], directory: Path) -> None:
     channel.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=10)

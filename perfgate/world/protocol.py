@@ -9,11 +9,15 @@ never breaks the channel.
 from __future__ import annotations
 
 import pickle
+import signal
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
 from perfgate.model import WorldSpec
+
+#: Makes a rank write every thread's stack to the file that the controller reads.
+STACK_SIGNAL = signal.SIGUSR1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,7 @@ import atexit
 import datetime
 import faulthandler
 import os
-import pickle
 import random
-import signal
 import sys
 import time
 import traceback
@@ -22,14 +20,23 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, NoReturn
 
-import cloudpickle
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from perfgate.world.protocol import Call, Failure, Frame, Reply, Seat, Stop, receive, send
+from perfgate.world.crossing import pack, unpack
+from perfgate.world.protocol import (
+    STACK_SIGNAL,
+    Call,
+    Failure,
+    Frame,
+    Reply,
+    Seat,
+    Stop,
+    receive,
+    send,
+)
 
-STACK_SIGNAL = signal.SIGUSR1
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OUTCOMES = {"Skipped": "skipped", "XFailed": "xfailed"}
 _PEER_LOST = ("connection closed by peer", "connection reset by peer", "connection refused",
@@ -64,7 +71,7 @@ def serve(seat: Seat, files: Files) -> NoReturn:
         _loop(connection, rank)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the controller is to know
         send(connection, Reply(rank=seat.rank, number=0, failure=_failure(seat.rank, error)))
     _leave()
 
@@ -85,7 +92,7 @@ def _settle(seat: Seat, files: Files) -> None:
     faulthandler.enable(file=files.stacks, all_threads=True)
     faulthandler.register(STACK_SIGNAL, file=files.stacks, all_threads=True)
     random.seed()
-    np.random.seed()  # noqa: NPY002 - the legacy state is the one a fork shares
+    np.random.seed()
     torch.set_num_threads(int(seat.environ.get("OMP_NUM_THREADS", "1")))
 
 
@@ -96,7 +103,7 @@ def _join(seat: Seat) -> Rank:
         torch.cuda.set_device(device)
     dist.init_process_group(
         spec.backend,
-        store=dist.FileStore(seat.rendezvous, spec.size),
+        store=dist.FileStore(seat.rendezvous, spec.size),  # type: ignore[attr-defined]
         rank=seat.rank,
         world_size=spec.size,
         timeout=datetime.timedelta(seconds=seat.timeout_s),
@@ -119,11 +126,11 @@ def _answer(call: Call, rank: Rank) -> Reply:
 
 def _run(call: Call, rank: Rank) -> tuple[bytes | None, Failure | None]:
     try:
-        function, args, kwargs = pickle.loads(call.payload)
+        function, args, kwargs = unpack(call.payload)
         if call.rank_argument is not None:
             kwargs = {**kwargs, call.rank_argument: rank}
         return _crossing(function(*args, **kwargs)), None
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the controller is to know
         return None, _failure(rank.index, error)
     finally:
         sys.stdout.flush()
@@ -132,7 +139,7 @@ def _run(call: Call, rank: Rank) -> tuple[bytes | None, Failure | None]:
 
 def _crossing(result: Any) -> bytes:
     try:
-        data: bytes = cloudpickle.dumps(result)
+        data = pack(result)
     except Exception as error:
         raise TypeError(
             f"the result, a {type(result).__name__}, cannot cross to the controller: {error}"
@@ -161,8 +168,8 @@ def _is_echo(message: str) -> bool:
 
 def _pickled(error: BaseException) -> bytes | None:
     try:
-        data: bytes = cloudpickle.dumps(error)
-        pickle.loads(data)
+        data = pack(error)
+        unpack(data)
     except Exception:  # noqa: BLE001 - an exception's own __reduce__ may raise anything
         return None
     return data

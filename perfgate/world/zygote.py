@@ -70,11 +70,11 @@ class Zygote:
         self._kill_all()
 
     def _turn(self) -> bool:
-        ready, _, _ = select.select([self.channel, self.wakeup], [], [])
+        ready, _, _ = select.select([self.channel.fileno(), self.wakeup], [], [])
         if self.wakeup in ready:
             os.read(self.wakeup, 4096)
             self._reap()
-        return self.channel not in ready or self._obey()
+        return self.channel.fileno() not in ready or self._obey()
 
     def _obey(self) -> bool:
         data, descriptors, _, _ = socket.recv_fds(self.channel, _MESSAGE_BYTES, 3)
