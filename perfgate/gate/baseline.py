@@ -1,0 +1,216 @@
+"""Stored baselines: ``<root>/<environment key>/<suite>.json``.
+
+A file is replaced as a whole or not at all, under a lock, after it was read again inside the
+lock: two refreshes at once lose nothing. What cannot be read is named with its line and left
+alone. The format is :mod:`perfgate.gate.schema`'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from perfgate.errors import BaselineError, UsageError
+from perfgate.gate.environment import Environment, differences
+from perfgate.gate.schema import BaselineFile, StoredCase, StoredSession, parse
+from perfgate.model import Baseline, Session
+
+KEPT_SESSIONS = 30
+LOCK_TIMEOUT_S = 60.0
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
+
+
+@dataclass(frozen=True)
+class BaselineStore:
+    """The baselines below one directory, which need not exist yet.
+
+    Every method raises :class:`BaselineError` with the file, the line and the fact when what is
+    there cannot be read or written, and :class:`UsageError` for a suite that is no file name.
+    """
+
+    root: Path
+    kept_sessions: int = KEPT_SESSIONS
+    lock_timeout_s: float = LOCK_TIMEOUT_S
+
+    def path(self, environment: Environment, suite: str) -> Path:
+        """Return where the baselines of a suite in an environment are kept."""
+        return self.root / environment.key / f"{_safe(suite)}.json"
+
+    def load(self, environment: Environment, suite: str) -> dict[str, Baseline]:
+        """Return the stored baselines by case id; empty where none was ever stored."""
+        content = self._read(self.path(environment, suite))
+        if content is None:
+            return {}
+        return {
+            name: Baseline(
+                case_id=name,
+                environment=environment.key,
+                sessions=tuple(session.session() for session in case.sessions),
+            )
+            for name, case in content.cases.items()
+        }
+
+    def add(self, environment: Environment, suite: str, sessions: Mapping[str, Session]) -> Path:
+        """Store one more session for each case id, and return the file that holds them.
+
+        The oldest sessions beyond ``kept_sessions`` are dropped, the pinned one never.
+        """
+
+        def append(content: BaselineFile) -> BaselineFile:
+            cases = dict(content.cases)
+            for name, session in sessions.items():
+                cases[name] = self._appended(cases.get(name), StoredSession.of(session))
+            return content.model_copy(update={"cases": cases})
+
+        return self._update(environment, suite, append)
+
+    def pin(self, environment: Environment, suite: str, commit: str) -> Path:
+        """Keep the sessions of ``commit`` (a release) for good, so that slow creep shows.
+
+        :raises BaselineError: when no case has a session of that commit.
+        """
+
+        def pinned(content: BaselineFile) -> BaselineFile:
+            cases = {
+                name: case.model_copy(update={"pinned": commit})
+                for name, case in content.cases.items()
+                if any(session.commit == commit for session in case.sessions)
+            }
+            if not cases:
+                path = self.path(environment, suite)
+                raise BaselineError(f"{path}: no session of commit {commit} to pin")
+            return content.model_copy(update={"cases": {**content.cases, **cases}})
+
+        return self._update(environment, suite, pinned)
+
+    def environments(self) -> list[Environment]:
+        """Return the environments that have baselines, in the order of their directories."""
+        found = {}
+        for path in self._files():
+            if path.parent.name not in found:
+                content = self._read(path)
+                if content is not None:
+                    found[path.parent.name] = content.identity
+        return list(found.values())
+
+    def near_misses(self, environment: Environment) -> tuple[str, ...]:
+        """Return the hard keys in which the closest stored environment differs, one a line.
+
+        Empty when the environment itself is stored, or nothing is.
+        """
+        misses = [differences(environment, other) for other in self.environments()]
+        return min(misses, key=len, default=())
+
+    def _appended(self, case: StoredCase | None, session: StoredSession) -> StoredCase:
+        if case is None:
+            return StoredCase(sessions=[session])
+        known = [*case.sessions, session]
+        recent = known[-self.kept_sessions :]
+        dropped = known[: -self.kept_sessions]
+        kept = [old for old in dropped if old.commit == case.pinned]
+        return StoredCase(pinned=case.pinned, sessions=[*kept, *recent])
+
+    def _files(self) -> list[Path]:
+        with _facts(self.root, "read"):
+            if not self.root.exists():
+                return []
+            folders = [folder for folder in sorted(self.root.iterdir()) if folder.is_dir()]
+            return [path for folder in folders for path in sorted(folder.glob("*.json"))]
+
+    def _read(self, path: Path) -> BaselineFile | None:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except UnicodeDecodeError as error:
+            line = error.object.count(b"\n", 0, error.start) + 1
+            raise BaselineError(f"{path}:{line}: not UTF-8 text; it is left as it is") from error
+        except OSError as error:
+            raise BaselineError(_told(path, "read", error)) from error
+        content = parse(text, str(path))
+        if content.identity.key != path.parent.name:
+            raise BaselineError(
+                f"{path}:2: its environment belongs in the directory {content.identity.key}; "
+                "it was edited or moved"
+            )
+        return content
+
+    def _update(
+        self,
+        environment: Environment,
+        suite: str,
+        change: Callable[[BaselineFile], BaselineFile],
+    ) -> Path:
+        path = self.path(environment, suite)
+        with self._locked(path):
+            content = self._read(path) or BaselineFile(environment=dict(environment.hard))
+            replace_whole(path, change(content).render())
+        return path
+
+    @contextlib.contextmanager
+    def _locked(self, path: Path) -> Iterator[None]:
+        with _facts(path, "write"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.root / ".lock", timeout=self.lock_timeout_s)
+        try:
+            with _facts(path, "lock"):
+                lock.acquire()
+        except Timeout as error:
+            raise BaselineError(
+                f"{self.root / '.lock'}: another perfgate has held the lock for "
+                f"{self.lock_timeout_s:g} s; nothing was written"
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def replace_whole(path: Path, text: str) -> None:
+    """Write ``text`` so that a reader, or a crash, finds the old file or the new one.
+
+    :raises BaselineError: when the directory cannot be written; the old file is untouched.
+    """
+    with _facts(path, "write"):
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+        try:
+            with open(handle, "w", encoding="utf-8", newline="\n") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+
+@contextlib.contextmanager
+def _facts(path: Path, verb: str) -> Iterator[None]:
+    try:
+        yield
+    except Timeout:
+        raise
+    except OSError as error:
+        raise BaselineError(_told(path, verb, error)) from error
+
+
+def _told(path: Path, verb: str, error: OSError) -> str:
+    where = error.filename if isinstance(error.filename, str) else path
+    return f"{path}: cannot {verb} the baseline: {where}: {error.strerror or error}"
+
+
+def _safe(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"suite {name!r} is no plain file name; use letters, digits and . _ + - "
+            "and start with a letter or digit"
+        )
+    return name
