@@ -26,7 +26,7 @@ from perfgate.comm import plans
 from perfgate.comm.bandwidth import factor, nearest
 from perfgate.comm.dtypes import dtype_name
 from perfgate.comm.pattern import Pattern, Segment
-from perfgate.comm.plans import Message, Plan, Member
+from perfgate.comm.plans import Member, Message, Plan
 from perfgate.errors import UnsupportedOp, UsageError
 from perfgate.units import format_size
 

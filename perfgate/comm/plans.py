@@ -1,7 +1,7 @@
 """How each collective is set up on a rank: its buffers, its call and the result it must give.
 
-A plan's function takes this rank as a :class:`Member` and the message; it allocates flat buffers once,
-so that the timed call does nothing but communicate.
+A plan's function takes this rank as a :class:`Member` and the message; it allocates flat buffers
+once, so that the timed call does nothing but communicate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perfgate.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """This rank as a member of the group that communicates.
+    """A rank as a member of the group that communicates: who and where it is.
 
     :param comm: the provider's module.
     :param group: what its calls take; None is the world.
