@@ -299,7 +299,7 @@ def test_two_refreshes_at_once_lose_nothing(tmp_path):
 
 
 def test_a_reader_never_sees_half_a_file_while_another_writes(tmp_path):
-    store, path = stored(tmp_path)
+    store, _ = stored(tmp_path)
     command = [sys.executable, "-c", REFRESHER, str(store.root), "w", "30"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as writer:
         writer.stdin.write("go\n")
