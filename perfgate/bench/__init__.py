@@ -1,0 +1,1 @@
+"""Timing, inside the ranks."""

@@ -6,10 +6,12 @@ rank runs what pytest collected, rewritten asserts included.
 
 from __future__ import annotations
 
+import importlib
 import io
 import pickle
 from collections import ChainMap
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any, ClassVar
 
@@ -65,6 +67,18 @@ def pack_call(
             f"{culprit} cannot be sent to the ranks: {type(error).__name__}: {error}; "
             "make it inside the function, on the rank"
         ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class OnRank:
+    """A function that is imported on the rank only, so that the controller need not load it."""
+
+    module: str
+    name: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Import it, here on the rank, and call it."""
+        return getattr(importlib.import_module(self.module), self.name)(*args, **kwargs)
 
 
 def ship_by_value(module: ModuleType) -> None:

@@ -29,6 +29,7 @@ PRELOAD = (
     "torch.distributed",
     "cloudpickle",
     "perfgate.world.worker",
+    "perfgate.bench.timing",
 )
 _MESSAGE_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1

@@ -1,0 +1,184 @@
+"""Single calls, timed: a barrier before each, every time kept, the data verified.
+
+Blocks of calls measure the scheduler, since nearly every block holds a stall; single calls keep
+the distribution, of which a low quantile varies 10 to 20 times less. Garbage collection is off
+while calls are timed. On a GPU a call is timed by events in its stream, on a CPU by the clock.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from perfgate.bench.inject import Plant, delay, slowdown_for
+from perfgate.bench.sample import Extent, Timed
+from perfgate.comm.dtypes import parse_dtype
+from perfgate.comm.ops import get_op
+from perfgate.comm.providers import provider
+
+WARMUPS = 5
+MIN_CALLS, MAX_CALLS = 20, 1000
+
+
+class Arm:
+    """What is timed: three steps, of which only ``run`` is."""
+
+    plant: Plant | None = None
+
+    def prepare(self, call: int) -> None:
+        """Make ready, untimed."""
+
+    def run(self) -> None:
+        """Do what is measured."""
+        raise NotImplementedError
+
+    def check(self, call: int) -> str | None:  # noqa: ARG002 - what a subclass may need
+        """Return what is wrong with the result, untimed."""
+        return None
+
+
+class CollectiveArm(Arm):
+    """One collective, its data filled before each call and checked after."""
+
+    def __init__(self, op: str, size_bytes: int, dtype: str, source: str, device: torch.device):
+        self.bound = get_op(op).bind(size_bytes, parse_dtype(dtype), device, provider(source))
+        self.plant = slowdown_for(op, size_bytes, dist.get_rank())
+        self.prepare = self.bound.fill  # type: ignore[method-assign]
+        self.run = self.bound.run  # type: ignore[method-assign]
+        self.check = self.bound.check  # type: ignore[method-assign]
+
+
+class FunctionArm(Arm):
+    """A user's function. With ``setup``, what that returned is its one argument."""
+
+    def __init__(self, function: Callable[..., Any], setup: Callable[[], Any] | None):
+        arguments = () if setup is None else (setup(),)
+        self.run = lambda: function(*arguments)  # type: ignore[method-assign]
+        name = getattr(function, "__name__", "function")
+        self.plant = slowdown_for(name, None, dist.get_rank())
+
+
+def time_collective(
+    op: str, size_bytes: int, dtype: str, source: str, device: str, extent: Extent
+) -> Timed:
+    """Time a collective on this rank; every rank of the world calls this alike.
+
+    :raises UsageError: for an op, dtype or size that cannot be; see :meth:`Op.bind`.
+    """
+    arm = CollectiveArm(op, size_bytes, dtype, source, torch.device(device))
+    return time_arms([arm], extent)[0]
+
+
+def time_function(
+    function: Callable[..., Any], setup: Callable[[], Any] | None, extent: Extent
+) -> Timed:
+    """Time a user's function on this rank; every rank of the world calls this alike."""
+    return time_arms([FunctionArm(function, setup)], extent)[0]
+
+
+def time_pair(
+    first: Callable[..., Any],
+    second: Callable[..., Any],
+    setup: Callable[[], Any] | None,
+    extent: Extent,
+    seed: int,
+) -> list[Timed]:
+    """Time two functions in one world, calls alternating, on this rank; first, then second."""
+    arms: list[Arm] = [FunctionArm(function, setup) for function in (first, second)]
+    return time_arms(arms, extent, seed)
+
+
+def time_arms(arms: list[Arm], extent: Extent, seed: int = 0) -> list[Timed]:
+    """Time several arms in one world, a call of each in turn, in random order within the turn.
+
+    :param seed: of the order, which must be the same on every rank.
+    """
+    clock = _CudaClock() if torch.cuda.is_initialized() else _CpuClock()
+    problems: list[str | None] = [None] * len(arms)
+    warm = [_turn(arms, range(len(arms)), call, clock, problems) for call in range(WARMUPS)]
+    turns = extent.calls or _agree(extent.budget_s, sum(median(arm) for arm in zip(*warm, strict=True)))
+    order = random.Random(seed)
+    times = np.empty((turns, len(arms)), dtype=np.int64)
+    with _no_garbage_collection():
+        for turn in range(turns):
+            indices = order.sample(range(len(arms)), len(arms))
+            times[turn] = _turn(arms, indices, WARMUPS + turn, clock, problems)
+    return [Timed(times[:, i].copy(), problem) for i, problem in enumerate(problems)]
+
+
+def _turn(
+    arms: list[Arm],
+    order: Any,
+    call: int,
+    clock: _CpuClock | _CudaClock,
+    problems: list[str | None],
+) -> list[int]:
+    times = [0] * len(arms)
+    for index in order:
+        arm = arms[index]
+        arm.prepare(call)
+        dist.barrier()
+        times[index] = clock.time(arm)
+        problems[index] = problems[index] or arm.check(call)
+    return times
+
+
+class _CpuClock:
+    """Wall time of a call that is complete when it returns."""
+
+    def time(self, arm: Arm) -> int:
+        started_ns = time.perf_counter_ns()
+        arm.run()
+        delay(arm.plant, started_ns)
+        return time.perf_counter_ns() - started_ns
+
+
+class _CudaClock:
+    """Time between two events in the current stream, which the call joins."""
+
+    def time(self, arm: Arm) -> int:
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        started_ns = time.perf_counter_ns()
+        before.record()
+        arm.run()
+        if arm.plant is not None:
+            torch.cuda.synchronize()
+            delay(arm.plant, started_ns)
+        after.record()
+        after.synchronize()
+        return round(before.elapsed_time(after) * 1e6)
+
+
+def _agree(budget_s: float, turn_ns: float) -> int:
+    """Return how many turns fit into the budget by rank 0's reckoning, the same on every rank.
+
+    What is not timed (filling, checking, the barrier) takes about as long again.
+    """
+    fitting = int(budget_s * 1e9 / max(2 * turn_ns, 1))
+    calls = torch.tensor([min(max(fitting, MIN_CALLS), MAX_CALLS)])
+    if torch.cuda.is_initialized() and dist.get_backend() == "nccl":
+        calls = calls.cuda()
+    dist.broadcast(calls, src=0)
+    return int(calls.item())
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
