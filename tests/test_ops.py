@@ -247,7 +247,7 @@ def bind_error(name, size_bytes, dtype=torch.float32, comm=dist, members=None, *
     ("name", "size_bytes", "told"),
     [
         ("all_reduce", 4095, "multiple of 4, one float32, and above 0; the nearest is 4096 (4KiB)"),
-        ("all_gather", 4096, "of 12, one float32 on each of 3 ranks, and above 0; the nearest is 4092"),
+        ("all_gather", 4096, "one float32 on each of 3 ranks, and above 0; the nearest is 4092"),
         ("scatter", 4100, "the nearest is 4104"),
         ("broadcast", 0, "the nearest is 4 (4B)"),
         ("gather", 1, "the nearest is 12 (12B)"),
