@@ -33,6 +33,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         {CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
     )
 
+    def reducer_override(self, obj: Any) -> Any:
+        """Send modules of a class of their own by name: torch.distributed.config is one."""
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
+            return importlib.import_module, (obj.__name__,)
+        return super().reducer_override(obj)
+
 
 def pack(value: object) -> bytes:
     """Return a value as bytes that :func:`unpack` reads on the other side.
