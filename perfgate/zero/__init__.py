@@ -1,0 +1,19 @@
+"""Partition-aware gradient reduction: ZeRO stages 1 and 2."""
+
+from perfgate.zero.config import ZeroConfig
+from perfgate.zero.groups import ReduceGroup, Topology
+from perfgate.zero.hooks import GradientReducer
+from perfgate.zero.partition import Layout, Slice
+from perfgate.zero.reducer import STRATEGIES, Message, Strategy
+
+__all__ = [
+    "STRATEGIES",
+    "GradientReducer",
+    "Layout",
+    "Message",
+    "ReduceGroup",
+    "Slice",
+    "Strategy",
+    "Topology",
+    "ZeroConfig",
+]
