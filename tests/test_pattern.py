@@ -1,6 +1,8 @@
+import functools
+
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfgate.comm.dtypes import DTYPES, dtype_name, exact_limit, parse_dtype
@@ -12,6 +14,11 @@ DTYPE_NAMES = [n for n in DTYPES if not n.startswith("float8") and n != "bool"]
 WORLD_SIZES = st.integers(2, 8)
 
 
+@functools.cache
+def pattern_of(name, world_size):
+    return Pattern(DTYPES[name], CPU, world_size, sums=True)
+
+
 def sent(pattern, rank, call, length):
     buffer = torch.zeros(length, dtype=pattern.dtype)
     pattern.fill(buffer, rank, call)
@@ -21,7 +28,7 @@ def sent(pattern, rank, call, length):
 @pytest.mark.parametrize("name", DTYPE_NAMES)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8])
 def test_sums_are_exact_in_any_order(name, world_size):
-    pattern = Pattern(DTYPES[name], CPU, world_size, sums=True)
+    pattern = pattern_of(name, world_size)
     buffers = [sent(pattern, rank, 7, 1000) for rank in range(world_size)]
     exact = sum(b.to(torch.complex128 if b.is_complex() else torch.float64) for b in buffers)
     whole = Segment(tuple(range(world_size)), 0, 1000)
@@ -33,12 +40,13 @@ def test_sums_are_exact_in_any_order(name, world_size):
         assert pattern.first_wrong(total, whole, 7) is None
 
 
+@settings(deadline=None)
 @given(
     name=st.sampled_from(DTYPE_NAMES), world_size=WORLD_SIZES, call=st.integers(0, 10**6),
     length=st.integers(1, 40), index=st.integers(0, 10**6), data=st.data(),
 )  # fmt: skip
 def test_ranks_and_calls_differ_at_every_index(name, world_size, call, length, index, data):
-    pattern = Pattern(DTYPES[name], CPU, world_size, sums=True)
+    pattern = pattern_of(name, world_size)
     one, other = data.draw(st.sampled_from([(a, b) for a in range(world_size) for b in range(a)]))
     here = pattern.row(Segment((one,), index, length), call)
     assert not (here == pattern.row(Segment((other,), index, length), call)).any()
@@ -49,13 +57,14 @@ def test_ranks_and_calls_differ_at_every_index(name, world_size, call, length, i
     assert (here != 0).all()
 
 
+@settings(deadline=None)
 @given(
     name=st.sampled_from(["float32", "bfloat16", "int8"]),
     length=st.integers(64, 3000),
     shift=st.integers(1, 10**7).filter(lambda distance: distance % PERIOD),
 )
 def test_shifted_data_differ(name, length, shift):
-    pattern = Pattern(DTYPES[name], CPU, 8, sums=True)
+    pattern = pattern_of(name, 8)
     here = pattern.row(Segment((3,), 0, length), 0)
     assert not torch.equal(here, pattern.row(Segment((3,), shift, length), 0))
 
@@ -63,14 +72,14 @@ def test_shifted_data_differ(name, length, shift):
 @pytest.mark.parametrize("length", [1, PERIOD - 1, PERIOD, PERIOD + 1, 3 * PERIOD + 17])
 @pytest.mark.parametrize("start", [0, 5, PERIOD - 1, 2 * PERIOD + 3])
 def test_a_stretch_is_what_a_whole_buffer_holds_there(length, start):
-    pattern = Pattern(torch.float32, CPU, 2, sums=True)
+    pattern = pattern_of("float32", 2)
     whole = sent(pattern, 1, 4, start + length)
     assert pattern.first_wrong(whole[start:], Segment((1,), start, length), 4) is None
 
 
 @pytest.mark.parametrize("at", [0, 1, PERIOD - 1, PERIOD, 2 * PERIOD + 5])
 def test_the_first_wrong_element_is_told_with_both_values(at):
-    pattern = Pattern(torch.float32, CPU, 2, sums=True)
+    pattern = pattern_of("float32", 2)
     segment = Segment((0,), 0, 2 * PERIOD + 6)
     buffer = sent(pattern, 0, 0, segment.length)
     right = int(buffer[at])
@@ -80,7 +89,7 @@ def test_the_first_wrong_element_is_told_with_both_values(at):
 
 
 def test_nan_is_wrong():
-    pattern = Pattern(torch.float32, CPU, 2, sums=True)
+    pattern = pattern_of("float32", 2)
     buffer = torch.full((4,), float("nan"))
     assert "nan" in pattern.first_wrong(buffer, Segment((0,), 0, 4), 0)
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from perfgate.comm import plans
+from perfgate.comm import collectives, pairs
 from perfgate.comm.bandwidth import factor, nearest
 from perfgate.comm.dtypes import dtype_name
 from perfgate.comm.pattern import Pattern, Segment
@@ -32,9 +32,17 @@ from perfgate.units import format_size
 
 OUT_OF_PLACE, IN_PLACE = "out_of_place", "in_place"
 _REFUSALS = re.compile(
-    r"unsupported|not supported|not implemented|does not support|scalar type|invalid .*type",
-    re.IGNORECASE,
+    r"unsupported|(does not|not) (implement|support)|scalar type|invalid .*type", re.IGNORECASE
 )
+_RENAMED = ".*torch.distributed.(all|reduce).* deprecated"
+
+
+def _undivided(_world_size: int) -> int:
+    return 1
+
+
+def _one_a_rank(world_size: int) -> int:
+    return world_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +51,7 @@ class Op:
 
     :param name: as in torch.distributed; ``send_recv`` is a ring of isend and irecv.
     :param plan: sets it up on one rank.
-    :param sharded: whether the size is that of one shard a rank, and so must divide.
+    :param shares: how many equal shares, by the group's size, a message is cut into.
     :param sums: whether it adds up over the ranks.
     :param placements: the forms it has, the usual one first. Where one buffer serves as input
         and output that is in place, as nccl-tests has it.
@@ -51,7 +59,7 @@ class Op:
 
     name: str
     plan: Callable[[Member, Message], Plan]
-    sharded: bool = False
+    shares: Callable[[int], int] = _undivided
     sums: bool = False
     placements: tuple[str, ...] = (OUT_OF_PLACE,)
 
@@ -61,7 +69,7 @@ class Op:
 
     def unit_bytes(self, itemsize: int, world_size: int) -> int:
         """Return what a message size must be a multiple of."""
-        return itemsize * world_size if self.sharded else itemsize
+        return itemsize * self.shares(world_size)
 
     def round_size(self, size_bytes: int, itemsize: int, world_size: int) -> int:
         """Return the nearest size above zero that divides; halves go up."""
@@ -114,11 +122,11 @@ class Op:
         unit = self.unit_bytes(dtype.itemsize, world_size)
         if size_bytes > 0 and size_bytes % unit == 0:
             return
-        per_rank = f" on each of {world_size} ranks" if self.sharded else ""
+        a_unit = f"{self.shares(world_size)} {dtype_name(dtype)}"
         better = self.round_size(size_bytes, dtype.itemsize, world_size)
         raise UsageError(
             f"{self.name} cannot move {size_bytes} bytes: the size must be a multiple of {unit}, "
-            f"one {dtype_name(dtype)}{per_rank}, and above 0; the nearest is {better} "
+            f"{a_unit} on {world_size} ranks, and above 0; the nearest is {better} "
             f"({format_size(better)})"
         )
 
@@ -184,8 +192,8 @@ class BoundOp:
 
 
 def _ignore_renaming() -> None:
-    """Keep torch's notice that two ops have newer names out of the calls that are timed."""
-    warnings.filterwarnings("ignore", message=".*_tensor. is deprecated", category=FutureWarning)
+    """Keep torch's notices that ops have newer names out of the calls that are timed."""
+    warnings.filterwarnings("ignore", message=_RENAMED, category=FutureWarning)
 
 
 def _handles(started: Any) -> list[Any]:
@@ -194,25 +202,24 @@ def _handles(started: Any) -> list[Any]:
     return list(started) if isinstance(started, (list, tuple)) else [started]
 
 
-_BOTH = (OUT_OF_PLACE, IN_PLACE)
+_BOTH, _INSIDE = (OUT_OF_PLACE, IN_PLACE), (IN_PLACE,)
 _OPS = (
-    Op("all_reduce", plans.all_reduce, sums=True, placements=(IN_PLACE,)),
-    Op("all_gather", plans.all_gather, sharded=True, placements=_BOTH),
-    Op("all_gather_into_tensor", plans.all_gather_into_tensor, sharded=True, placements=_BOTH),
-    Op("reduce_scatter", plans.reduce_scatter, sharded=True, sums=True, placements=_BOTH),
-    Op(
-        "reduce_scatter_tensor",
-        plans.reduce_scatter_tensor,
-        sharded=True,
-        sums=True,
-        placements=_BOTH,
-    ),
-    Op("all_to_all_single", plans.all_to_all_single, sharded=True),
-    Op("broadcast", plans.broadcast, placements=(IN_PLACE,)),
-    Op("reduce", plans.reduce, sums=True, placements=(IN_PLACE,)),
-    Op("gather", plans.gather, sharded=True, placements=_BOTH),
-    Op("scatter", plans.scatter, sharded=True, placements=_BOTH),
-    Op("send_recv", plans.send_recv),
+    Op("all_reduce", collectives.all_reduce, sums=True, placements=_INSIDE),
+    Op("all_reduce_coalesced", collectives.all_reduce_coalesced, sums=True, placements=_INSIDE),
+    Op("all_gather", collectives.all_gather, _one_a_rank, placements=_BOTH),
+    Op("all_gather_into_tensor", collectives.all_gather_into_tensor, _one_a_rank, placements=_BOTH),
+    Op("all_gather_coalesced", collectives.all_gather_coalesced, _one_a_rank, placements=_BOTH),
+    Op("reduce_scatter", collectives.reduce_scatter, _one_a_rank, True, _BOTH),
+    Op("reduce_scatter_tensor", collectives.reduce_scatter_tensor, _one_a_rank, True, _BOTH),
+    Op("all_to_all_single", collectives.all_to_all_single, _one_a_rank),
+    Op("all_to_all_single_uneven", collectives.all_to_all_single_uneven, collectives.uneven_shares),
+    Op("broadcast", collectives.broadcast, placements=_INSIDE),
+    Op("reduce", collectives.reduce, sums=True, placements=_INSIDE),
+    Op("gather", collectives.gather, _one_a_rank, placements=_BOTH),
+    Op("scatter", collectives.scatter, _one_a_rank, placements=_BOTH),
+    Op("send_recv", pairs.send_recv),
+    Op("pt2pt", pairs.pt2pt),
+    Op("pt2pt_bidirectional", pairs.pt2pt_bidirectional),
 )
 OPS: Mapping[str, Op] = MappingProxyType({op.name: op for op in _OPS})
 """Every op by name."""

@@ -26,6 +26,7 @@ from perfgate.errors import UsageError
 
 PERIOD = 65521
 """The largest prime below 2¹⁶: indices that differ by a multiple of it carry equal values."""
+_SLAB = 128 * PERIOD
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +88,26 @@ class Pattern:
     def first_wrong(self, buffer: torch.Tensor, segment: Segment, call: int) -> str | None:
         """Return None, or where a flat buffer first differs, with the values got and expected."""
         row = self.row(segment, call)
-        wrong = torch.cat([(p != row[: p.shape[-1]]).flatten() for p in _periods(buffer)])
-        if not bool(wrong.any()):
+        first, count, offset = None, 0, 0
+        for piece in _periods(buffer):
+            wrong = (piece != row[: piece.shape[-1]]).flatten()
+            if bool(wrong.any()):
+                first = offset + int(wrong.nonzero()[0]) if first is None else first
+                count += int(wrong.sum())
+            offset += piece.numel()
+        if first is None:
             return None
-        first = int(wrong.nonzero()[0])
         got, expected = buffer[first].item(), row[first % PERIOD].item()
         return (
-            f"element {first} is {got:g}, expected {expected:g} "
-            f"({int(wrong.sum())} of {segment.length} wrong)"
+            f"element {first} is {got:g}, expected {expected:g} ({count} of {segment.length} wrong)"
         )
 
 
 def _periods(buffer: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Cut a flat buffer into its whole periods, as one matrix, and what is left over."""
+    """Cut a flat buffer into matrices of whole periods, none large, and what is left over."""
     whole = buffer.numel() // PERIOD * PERIOD
-    if whole:
-        yield buffer[:whole].view(-1, PERIOD)
+    for start in range(0, whole, _SLAB):
+        yield buffer[start : min(start + _SLAB, whole)].view(-1, PERIOD)
     if whole < buffer.numel():
         yield buffer[whole:]
 
