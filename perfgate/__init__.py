@@ -39,7 +39,20 @@ _HOME = {
     "WorldSpec": "perfgate.model",
 }
 
-__all__ = sorted(_HOME)
+__all__ = [
+    "Baseline",
+    "Case",
+    "Launch",
+    "Measurement",
+    "Outcome",
+    "Policy",
+    "Rank",
+    "RankFailure",
+    "Session",
+    "Verdict",
+    "World",
+    "WorldSpec",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,2 +1,38 @@
-def main() -> int:
-    return 0
+"""The perfgate command: ``perfgate <subcommand>``; each prints its errors and returns 2 for them.
+
+What a subcommand needs is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from perfgate.errors import PerfgateError
+
+#: Subcommand, the module with ``configure(parser)`` and ``run(args) -> int``, and its one line.
+COMMANDS: tuple[tuple[str, str, str], ...] = (
+    ("baseline", "perfgate.report.baselines", "list, show and accept stored baselines"),
+    ("report", "perfgate.report.merge", "make one Markdown table from JUnit files"),
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a subcommand and return its exit status: 0 done, 1 found something, 2 cannot."""
+    parser = argparse.ArgumentParser(
+        prog="perfgate", description="The performance gate's command line. See also: pytest --help."
+    )
+    subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
+    for name, module, text in COMMANDS:
+        sub = subparsers.add_parser(name, help=text, description=text)
+        importlib.import_module(module).configure(sub)
+    args = parser.parse_args(argv)
+    module = next(module for name, module, _ in COMMANDS if name == args.command)
+    try:
+        status: int = importlib.import_module(module).run(args)
+    except PerfgateError as error:
+        print(f"perfgate {args.command}: {error}", file=sys.stderr)
+        return 2
+    return status

@@ -1,0 +1,260 @@
+"""The pytest plugin: hooks and fixtures. Loading it imports neither torch nor scipy."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from perfgate.errors import BaselineError, PerfgateError
+from perfgate.options import Settings, add_options, read_settings
+
+if TYPE_CHECKING:
+    from perfgate.fixture import Gate
+    from perfgate.run import Run
+    from perfgate.world.pool import LastingWorld
+
+SETTINGS = pytest.StashKey[Settings]()
+RUN = pytest.StashKey["Run"]()
+WORLD = pytest.StashKey["LastingWorld"]()
+GATE = pytest.StashKey["Gate"]()
+
+_MARKERS = (
+    "ranks(n, **world): run the test's body on every rank of a world of n ranks",
+    "world(size, backend, device, provider, deadline): the world of the fixtures world and gate",
+    "perfgate(max_regression, must_catch): limits of what the test measures",
+)
+_ON_RANKS = ("world", "rank", "gate")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options."""
+    add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Read the settings; refuse what would spoil a measurement."""
+    for line in _MARKERS:
+        config.addinivalue_line("markers", line)
+    config.stash[SETTINGS] = settings = read_settings(config)
+    if settings.gated:
+        _refuse_company(config, settings)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say what is gated, and every planted slowdown."""
+    settings = config.stash[SETTINGS]
+    if not settings.gated:
+        return []
+    mode = "refresh" if settings.refresh else "gate"
+    limit = f"limit {settings.max_regression:.0%}, must catch {settings.must_catch:.0%}"
+    lines = [f"perfgate: {mode}, {limit}, baselines in {settings.baselines}"]
+    return lines + [f"perfgate: PLANTED SLOWDOWN {plant}" for plant in _plants()]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Check every marker before anything runs, and put tests of one world side by side."""
+    from perfgate.ranktest import gate_defaults, world_spec
+
+    places: dict[tuple[str, object], int] = {}
+    order: dict[pytest.Item, int] = {}
+    try:
+        for item in items:
+            gate_defaults(item)
+            spec = world_spec(item, config.stash[SETTINGS]) if _uses_ranks(item) else None
+            order[item] = places.setdefault((item.nodeid.split("::")[0], spec), len(places))
+    except PerfgateError as error:
+        raise pytest.UsageError(str(error)) from error
+    modules = {name: place for place, name in enumerate(dict.fromkeys(key[0] for key in places))}
+    items.sort(key=lambda item: (modules[item.nodeid.split("::")[0]], order[item]))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Start preloading torch where ranks will be needed; read the baselines."""
+    items = [item for item in session.items if _uses_ranks(item)]
+    if not items or session.config.option.collectonly:
+        return
+    run = _start_run(session)
+    _ship_modules(session.items, session.config)
+    measured = [item.nodeid for item in items if "gate" in item.fixturenames]  # type: ignore[attr-defined]
+    run.planned = max(len(measured), 1)
+    if run.settings.gated and measured:
+        try:
+            run.open_baselines(measured)
+        except BaselineError as error:
+            raise pytest.UsageError(f"perfgate: {error}") from error
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest) -> LastingWorld:
+    """A living world of the size and kind that the test's markers ask for."""
+    return _world_of(request.node)
+
+
+@pytest.fixture
+def rank(request: pytest.FixtureRequest) -> Any:
+    """The rank that a test marked ``ranks`` runs on: its index, size and device."""
+    if request.node.get_closest_marker("ranks") is None:
+        raise PerfgateError(
+            f"{request.node.nodeid} asks for `rank` but runs on none; mark it "
+            "@pytest.mark.ranks(n), or use the fixture `world`"
+        )
+    return object()
+
+
+@pytest.fixture
+def gate(request: pytest.FixtureRequest) -> Gate:
+    """Measures collectives and functions on the test's world; the verdict is its outcome."""
+    from perfgate.fixture import Gate
+    from perfgate.ranktest import gate_defaults, world_spec
+
+    item = request.node
+    run = item.session.config.stash[RUN]
+    spec = world_spec(item, run.settings)
+    item.stash[GATE] = gate = Gate(run, item.nodeid, spec, gate_defaults(item))
+    return gate
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Attach what ranks wrote; let a gate's verdict be the outcome."""
+    __tracebackhide__ = True
+    try:
+        result = yield
+    finally:
+        _tell_of_ranks(pyfuncitem)
+    if (gate := pyfuncitem.stash.get(GATE, None)) is not None:
+        _conclude(pyfuncitem, gate)
+    return result
+
+
+class RanksCall:
+    """Runs the body of tests marked ``ranks`` on ranks."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> object | None:
+        """Take over from pytest where the marker is there."""
+        __tracebackhide__ = True
+        if pyfuncitem.get_closest_marker("ranks") is None:
+            return None
+        from perfgate.ranktest import run_on_ranks
+
+        run_on_ranks(pyfuncitem, _world_of(pyfuncitem))
+        return True
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Store what was refreshed and end every world."""
+    run = session.config.stash.get(RUN, None)
+    if run is None:
+        return
+    from perfgate.report.sinks import deliver, usual_sinks
+    from perfgate.world.local import host
+
+    run.worlds.close()
+    host().close()
+    if run.settings.gated and run.verdicts:
+        try:
+            run.take_in()
+        finally:
+            deliver(run.record(_plants()), usual_sinks(run.settings.report))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the table, and what to do next."""
+    run = terminalreporter.config.stash.get(RUN, None)
+    if run is None or not run.verdicts:
+        return
+    from perfgate.report.terminal import summarise
+
+    summarise(terminalreporter, run.record(_plants()))
+
+
+def _start_run(session: pytest.Session) -> Run:
+    from perfgate.report.progress import Progress
+    from perfgate.run import Run
+    from perfgate.world.local import host
+    from perfgate.world.pool import Worlds
+
+    config = session.config
+    settings = config.stash[SETTINGS]
+    host()
+    config.pluginmanager.register(RanksCall(), "perfgate-ranks")
+    worlds = Worlds(settings.report / "ranks", passthrough=config.getoption("capture") == "no")
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    run = Run(settings, config.rootpath, worlds, Progress(reporter).tell)
+    config.stash[RUN] = run
+    return run
+
+
+def _ship_modules(items: list[pytest.Item], config: pytest.Config) -> None:
+    """Let test modules and conftests travel by value: ranks cannot import them."""
+    from perfgate.world.crossing import ship_by_value
+
+    modules = {item.module for item in items if isinstance(item, pytest.Function)}
+    conftests = config.pluginmanager._conftest_plugins
+    for module in modules | conftests:
+        ship_by_value(module)
+
+
+def _world_of(item: pytest.Item) -> LastingWorld:
+    from perfgate.ranktest import world_spec
+
+    if WORLD not in item.stash:
+        run = item.session.config.stash[RUN]
+        item.stash[WORLD] = run.worlds.lasting(world_spec(item, run.settings))
+    return item.stash[WORLD]
+
+
+def _tell_of_ranks(item: pytest.Item) -> None:
+    from perfgate.ranktest import pass_warnings_on, show_output
+
+    if (world := item.stash.get(WORLD, None)) is not None:
+        show_output(item, world)
+        pass_warnings_on(world)
+
+
+def _conclude(item: pytest.Item, gate: Gate) -> None:
+    __tracebackhide__ = True
+    from perfgate.report.record import SEVERITY
+
+    if not gate.verdicts:
+        return
+    worst = min(gate.verdicts, key=lambda verdict: SEVERITY.index(verdict.outcome))
+    item.user_properties.extend(worst.properties().items())
+    lines = [v.line for v in sorted(gate.verdicts, key=lambda v: SEVERITY.index(v.outcome))]
+    settings = gate.run.settings
+    if worst.outcome.fails or (worst.outcome.unanswered and settings.strict):
+        pytest.fail("\n".join(lines), pytrace=False)
+    if worst.outcome.unanswered and not settings.refresh:
+        pytest.skip(lines[0])
+
+
+def _uses_ranks(item: pytest.Item) -> bool:
+    if item.get_closest_marker("ranks") is not None:
+        return True
+    return any(name in getattr(item, "fixturenames", ()) for name in _ON_RANKS)
+
+
+def _refuse_company(config: pytest.Config, settings: Settings) -> None:
+    if hasattr(config, "workerinput") or config.getoption("numprocesses", None):
+        raise pytest.UsageError(
+            "perfgate: measuring needs the machine to itself; run --perfgate without -n"
+        )
+    try:
+        plants = _plants()
+    except PerfgateError as error:
+        raise pytest.UsageError(f"perfgate: {error}") from error
+    if settings.refresh and plants:
+        raise pytest.UsageError(
+            f"perfgate: a planted slowdown ({plants[0]}) must not become a baseline; "
+            "unset PERFGATE_PLANT to refresh"
+        )
+
+
+def _plants() -> tuple[object, ...]:
+    from perfgate.bench.inject import planted
+
+    return planted()

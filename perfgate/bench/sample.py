@@ -18,7 +18,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One rank's times of one arm in nanoseconds, ``(calls,)``, and what was wrong with its data."""
+    """One rank's times of one arm, ``(calls,)``, and what was wrong with its data."""
 
     times_ns: npt.NDArray[np.int64]
     problem: str | None = None
@@ -26,7 +26,8 @@ class Timed:
 
 def slowest_s(ranks: list[Timed]) -> npt.NDArray[np.float64]:
     """Return each call's time in seconds, the maximum over the ranks: ``(calls,)``."""
-    return np.max([timed.times_ns for timed in ranks], axis=0) / 1e9
+    slowest_ns: npt.NDArray[np.int64] = np.max([timed.times_ns for timed in ranks], axis=0)
+    return slowest_ns / 1e9
 
 
 def problems_of(ranks: list[Timed]) -> tuple[str, ...]:

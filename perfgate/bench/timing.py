@@ -102,10 +102,10 @@ def time_arms(arms: list[Arm], extent: Extent, seed: int = 0) -> list[Timed]:
 
     :param seed: of the order, which must be the same on every rank.
     """
-    clock = _CudaClock() if torch.cuda.is_initialized() else _CpuClock()
+    clock = _CudaClock() if _on_gpu() else _CpuClock()
     problems: list[str | None] = [None] * len(arms)
-    warm = [_turn(arms, range(len(arms)), call, clock, problems) for call in range(WARMUPS)]
-    turns = extent.calls or _agree(extent.budget_s, sum(median(arm) for arm in zip(*warm, strict=True)))
+    turns_s = [_warm_up(arms, call, clock, problems) for call in range(WARMUPS)]
+    turns = extent.calls or _agree(extent.budget_s, median(turns_s))
     order = random.Random(seed)
     times = np.empty((turns, len(arms)), dtype=np.int64)
     with _no_garbage_collection():
@@ -113,6 +113,15 @@ def time_arms(arms: list[Arm], extent: Extent, seed: int = 0) -> list[Timed]:
             indices = order.sample(range(len(arms)), len(arms))
             times[turn] = _turn(arms, indices, WARMUPS + turn, clock, problems)
     return [Timed(times[:, i].copy(), problem) for i, problem in enumerate(problems)]
+
+
+def _warm_up(
+    arms: list[Arm], call: int, clock: _CpuClock | _CudaClock, problems: list[str | None]
+) -> float:
+    """Run a turn whose times do not count; return what all of it took, in seconds."""
+    started = time.perf_counter()
+    _turn(arms, range(len(arms)), call, clock, problems)
+    return time.perf_counter() - started
 
 
 def _turn(
@@ -146,7 +155,7 @@ class _CudaClock:
     """Time between two events in the current stream, which the call joins."""
 
     def time(self, arm: Arm) -> int:
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before, after = (torch.Event("cuda", enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         started_ns = time.perf_counter_ns()
         before.record()
@@ -156,17 +165,18 @@ class _CudaClock:
             delay(arm.plant, started_ns)
         after.record()
         after.synchronize()
-        return round(before.elapsed_time(after) * 1e6)
+        return int(before.elapsed_time(after) * 1e6)
 
 
-def _agree(budget_s: float, turn_ns: float) -> int:
-    """Return how many turns fit into the budget by rank 0's reckoning, the same on every rank.
+def _on_gpu() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
-    What is not timed (filling, checking, the barrier) takes about as long again.
-    """
-    fitting = int(budget_s * 1e9 / max(2 * turn_ns, 1))
+
+def _agree(budget_s: float, turn_s: float) -> int:
+    """Return how many turns fit into the budget by rank 0's reckoning, the same on every rank."""
+    fitting = int(budget_s / max(turn_s, 1e-9))
     calls = torch.tensor([min(max(fitting, MIN_CALLS), MAX_CALLS)])
-    if torch.cuda.is_initialized() and dist.get_backend() == "nccl":
+    if _on_gpu() and dist.get_backend() == "nccl":
         calls = calls.cuda()
     dist.broadcast(calls, src=0)
     return int(calls.item())

@@ -1,0 +1,103 @@
+"""Measuring a case: fresh launches, one after the other, each one replicate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from perfgate.bench.sample import Extent, Timed, problems_of, slowest_s
+from perfgate.errors import UsageError
+from perfgate.gate.conditions import Conditions
+from perfgate.gate.conditions import problems as spoiled
+from perfgate.gate.stats import summarise
+from perfgate.model import Case, Launch, Measurement
+from perfgate.world.controller import RankFailure, World
+from perfgate.world.crossing import OnRank
+from perfgate.world.pool import Worlds
+
+LAUNCH_OVERHEAD_S = 0.09
+MIN_LAUNCH_S, MAX_LAUNCH_S = 0.05, 2.0
+_TRIAL_CALLS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much to measure: fresh launches, and the time each spends in calls."""
+
+    launches: int
+    launch_s: float
+
+    @classmethod
+    def share(cls, budget_s: float, cases: int, launches: int) -> Effort:
+        """Divide a run's time among its cases and their launches."""
+        launch_s = budget_s / max(cases, 1) / launches - LAUNCH_OVERHEAD_S
+        return cls(launches, min(max(launch_s, MIN_LAUNCH_S), MAX_LAUNCH_S))
+
+    def times(self, factor: int) -> Effort:
+        """Return the same with so many times the launches."""
+        return Effort(self.launches * factor, self.launch_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What to time: a function of :mod:`perfgate.bench.timing` and its arguments but the last."""
+
+    function: str
+    args: tuple[Any, ...]
+
+    def on(self, world: World, extent: Extent) -> list[Timed]:
+        """Time it on a world's ranks.
+
+        :raises UsageError: when a rank says that what is asked cannot be.
+        :raises RankFailure: when a rank fails otherwise.
+        """
+        __tracebackhide__ = True
+        call = OnRank("perfgate.bench.timing", self.function)
+        deadline_s = world.spec.deadline_s + extent.budget_s
+        try:
+            return world.run(call, *self.args, extent, deadline_s=deadline_s)
+        except RankFailure as failure:
+            if isinstance(failure.__cause__, UsageError):
+                raise failure.__cause__ from None
+            raise
+
+
+def try_once(case: Case, timing: Timing, worlds: Worlds) -> tuple[str, ...]:
+    """Run a case a few times on a living world, verified and not timed; return its problems."""
+    __tracebackhide__ = True
+    return problems_of(timing.on(worlds.get(case.world), Extent(_TRIAL_CALLS)))
+
+
+def measure(
+    case: Case,
+    environment: str,
+    timing: Timing,
+    worlds: Worlds,
+    effort: Effort,
+    tell: Callable[[int], None],
+) -> Measurement:
+    """Measure a case in fresh launches.
+
+    :param tell: is told the number of each launch before it, from 1.
+    """
+    __tracebackhide__ = True
+    launches: list[Launch] = []
+    problems: tuple[str, ...] = ()
+    extent = Extent(budget_s=effort.launch_s)
+    before = Conditions.read()
+    for number in range(1, effort.launches + 1):
+        tell(number)
+        with worlds.fresh(case.world) as world:
+            ranks = timing.on(world, extent)
+        problems = problems or problems_of(ranks)
+        times_s = slowest_s(ranks)
+        if (times_s <= 0).any():
+            problems = problems or ("a call took no time: below the clock's resolution",)
+            break
+        launches.append(summarise(times_s))
+        extent = Extent(calls=len(times_s), budget_s=effort.launch_s)
+    problems = problems or spoiled(before, Conditions.read())
+    return Measurement(
+        case=case, environment=environment, launches=tuple(launches), problems=problems
+    )

@@ -1,0 +1,146 @@
+"""A test whose body runs on every rank: how it is sent there, and how its end reaches pytest."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from perfgate.errors import UsageError
+from perfgate.model import WorldSpec
+from perfgate.options import Settings
+from perfgate.units import parse_duration
+from perfgate.world.failure import RankFailure, name_ranks
+from perfgate.world.pool import LastingWorld
+
+_WORLD_KEYWORDS = ("size", "backend", "device", "provider", "deadline")
+_GATE_KEYWORDS = ("max_regression", "must_catch")
+RANK_ARGUMENT = "rank"
+
+
+def world_spec(item: pytest.Item, settings: Settings) -> WorldSpec:
+    """Return the world that a test's markers and the settings ask for.
+
+    :raises UsageError: for a marker with a misspelt keyword, or a world that cannot be.
+    """
+    spec = settings.world
+    world, ranks = item.get_closest_marker("world"), item.get_closest_marker("ranks")
+    if world is not None:
+        _refuse_positional(item, world)
+        spec = _changed(item, spec, world)
+    if ranks is not None:
+        if len(ranks.args) > 1 or (ranks.args and "size" in ranks.kwargs):
+            raise UsageError(f"{item.nodeid}: @pytest.mark.ranks takes one number of ranks")
+        spec = _changed(item, spec, ranks, *(("size", n) for n in ranks.args))
+    return spec
+
+
+def gate_defaults(item: pytest.Item) -> dict[str, Any]:
+    """Return what the ``perfgate`` markers of a test say, the closest first.
+
+    :raises UsageError: for a misspelt keyword.
+    """
+    defaults: dict[str, Any] = {}
+    for mark in item.iter_markers("perfgate"):
+        _refuse_positional(item, mark)
+        _check_keywords(item, mark, _GATE_KEYWORDS)
+        defaults = {**mark.kwargs, **defaults}
+    return defaults
+
+
+def run_on_ranks(item: pytest.Function, world: LastingWorld) -> None:
+    """Run a test's body on every rank of a world; a property (``@given``) once an example."""
+    __tracebackhide__ = True
+    values = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+    wants_rank = values.pop(RANK_ARGUMENT, None) is not None
+    body = functools.partial(_run_body, world, RANK_ARGUMENT if wants_rank else None)
+    given = getattr(item.obj, "hypothesis", None)
+    if given is None:
+        body(item.obj, **values)
+        return
+    inner = given.inner_test
+    given.inner_test = functools.wraps(inner)(functools.partial(_drop_rank, body, inner))
+    try:
+        item.obj(**values, **({RANK_ARGUMENT: None} if wants_rank else {}))
+    finally:
+        given.inner_test = inner
+
+
+def _drop_rank(body: Callable[..., None], inner: Callable[..., Any], *args: Any, **kw: Any) -> None:
+    __tracebackhide__ = True
+    kw.pop(RANK_ARGUMENT, None)
+    body(inner, *args, **kw)
+
+
+def _run_body(
+    world: LastingWorld, rank_argument: str | None, function: Callable[..., Any], *args: Any,
+    **kwargs: Any,
+) -> None:  # fmt: skip
+    __tracebackhide__ = True
+    try:
+        world.run_with_rank(rank_argument, function, *args, **kwargs)
+    except RankFailure as failure:
+        _pass_on(failure)
+
+
+def _pass_on(failure: RankFailure) -> None:
+    """Turn a skip or an xfail that every rank agrees on into pytest's own."""
+    __tracebackhide__ = True
+    kinds = {f.kind for f in failure.failures}
+    if len(failure.failures) == failure.world_size and kinds == {"skipped"}:
+        pytest.skip(failure.culprit.message)
+    if len(failure.failures) == failure.world_size and kinds == {"xfailed"}:
+        pytest.xfail(failure.culprit.message)
+    raise failure
+
+
+def show_output(item: pytest.Item, world: LastingWorld) -> None:
+    """Attach to a test's report what its ranks wrote."""
+    texts = {rank: world.output(rank) for rank in range(world.spec.size)}
+    for text in sorted({text for text in texts.values() if text}):
+        ranks = name_ranks(rank for rank in texts if texts[rank] == text)
+        item.add_report_section("call", ranks, text)
+
+
+def pass_warnings_on(world: LastingWorld) -> None:
+    """Warn here of what ranks warned of, once for all ranks that did alike."""
+    told = dict.fromkeys(warning for _, warning in world.warnings)
+    world.warnings.clear()
+    for category, message, path, line in told:
+        kind = getattr(__import__("builtins"), category, UserWarning)
+        warnings.warn_explicit(message, kind, path, line)
+
+
+def _changed(
+    item: pytest.Item, spec: WorldSpec, mark: pytest.Mark, *more: tuple[str, Any]
+) -> WorldSpec:
+    _check_keywords(item, mark, _WORLD_KEYWORDS)
+    wanted = {**mark.kwargs, **dict(more)}
+    if "deadline" in wanted:
+        wanted["deadline_s"] = parse_duration(wanted.pop("deadline"))
+    if wanted.get("backend") == "nccl":
+        wanted.setdefault("device", "cuda")
+    try:
+        return replace(spec, **wanted)
+    except UsageError as error:
+        raise UsageError(f"{item.nodeid}: {error}") from error
+
+
+def _refuse_positional(item: pytest.Item, mark: pytest.Mark) -> None:
+    if mark.args:
+        raise UsageError(
+            f"{item.nodeid}: @pytest.mark.{mark.name} takes keywords only, got {mark.args!r}"
+        )
+
+
+def _check_keywords(item: pytest.Item, mark: pytest.Mark, known: tuple[str, ...]) -> None:
+    unknown = sorted(set(mark.kwargs) - set(known))
+    if unknown:
+        raise UsageError(
+            f"{item.nodeid}: @pytest.mark.{mark.name} has no keyword {', '.join(unknown)}; "
+            f"it takes {', '.join(known)}"
+        )

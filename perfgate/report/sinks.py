@@ -1,0 +1,106 @@
+"""Where a run's record goes. Each sink stands alone; :func:`deliver` lets none harm another."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from pathlib import Path
+from typing import Protocol
+
+from perfgate.report import table
+from perfgate.report.record import RunRecord
+
+_STEP_SUMMARY_BYTES = 900_000
+
+
+class Sink(Protocol):
+    """Somewhere that a run's record is written to."""
+
+    def write(self, record: RunRecord) -> None:
+        """Write it."""
+
+
+class ReportFailed(UserWarning):
+    """A report could not be written; the verdicts stand."""
+
+
+def deliver(record: RunRecord, sinks: list[Sink]) -> None:
+    """Hand the record to every sink; one that breaks is named in a warning."""
+    for sink in sinks:
+        try:
+            sink.write(record)
+        except Exception as error:  # noqa: BLE001 - a report must never change a verdict
+            warnings.warn(
+                f"{type(sink).__name__} failed: {type(error).__name__}: {error}",
+                ReportFailed,
+                stacklevel=2,
+            )
+
+
+class JsonFile:
+    """``run.json``: the whole record, for ``perfgate report`` and other programs."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "run.json"
+
+    def write(self, record: RunRecord) -> None:
+        """Write it, replacing an older one."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(record.as_json(), indent=1) + "\n", encoding="utf-8")
+
+
+class MarkdownFile:
+    """A Markdown table, worst first: ``summary.md``, or appended to GitHub's step summary."""
+
+    def __init__(self, path: Path, *, append: bool = False) -> None:
+        self.path = path
+        self.append = append
+
+    def write(self, record: RunRecord) -> None:
+        """Write or append it, cut to what GitHub takes."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a" if self.append else "w", encoding="utf-8") as file:
+            file.write(markdown(record)[:_STEP_SUMMARY_BYTES])
+
+
+class Annotations:
+    """``::error`` lines on GitHub, so that a regression stands beside the change."""
+
+    def write(self, record: RunRecord) -> None:
+        """Print one line for each verdict that fails."""
+        for verdict in record.verdicts:
+            if verdict.outcome.fails:
+                path = verdict.case.test.split("::")[0]
+                print(f"::error file={path},title=perfgate::{_escaped(verdict.line)}")  # noqa: T201
+
+
+def markdown(record: RunRecord) -> str:
+    """Return the record as a Markdown section."""
+    lines = [f"### perfgate: {record.summary}", ""]
+    lines += [f"**{warning}**" for warning in _warnings(record)]
+    lines += ["| " + " | ".join(table.COLUMNS) + " |", "|---|--:|--:|--:|--:|--:|---|"]
+    for verdict in record.worst_first:
+        _, *cells = table.row(verdict)
+        lines.append(f"| {verdict.case.label} | " + " | ".join(cells) + " |")
+    lines += ["", *(f"- {line}" for line in table.notes(record.worst_first))]
+    facts = f"{record.environment}, commit {record.commit}, {record.date}"
+    return "\n".join([*lines, "", facts, ""])
+
+
+def usual_sinks(directory: Path) -> list[Sink]:
+    """Return the sinks of every gated run, and GitHub's where the run is there."""
+    sinks: list[Sink] = [JsonFile(directory), MarkdownFile(directory / "summary.md")]
+    if path := os.environ.get("GITHUB_STEP_SUMMARY"):
+        sinks.append(MarkdownFile(Path(path), append=True))
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        sinks.append(Annotations())
+    return sinks
+
+
+def _warnings(record: RunRecord) -> list[str]:
+    return [f"Planted slowdown: {plant}. This run proves the gate." for plant in record.plants]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

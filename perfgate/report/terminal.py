@@ -1,0 +1,23 @@
+"""The end of a gated run as its user reads it: the table, then what to do next."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfgate.report import table
+from perfgate.report.record import RunRecord
+
+
+def summarise(reporter: pytest.TerminalReporter, record: RunRecord) -> None:
+    """Print a run's record below pytest's own results."""
+    width = min(table.WIDTH, reporter._tw.fullwidth)
+    reporter.section(f"perfgate: {record.summary}")
+    text = table.render(record.verdicts, color=reporter.hasmarkup, width=width)
+    reporter.write(text)
+    reporter.write_line(f"{record.environment}, commit {record.commit}")
+    for plant in record.plants:
+        reporter.write_line(f"PLANTED SLOWDOWN {plant}: this run proves the gate", red=True)
+    for miss in record.near_misses:
+        reporter.write_line(f"nearest stored environment differs in {miss}", yellow=True)
+    for path in record.stored:
+        reporter.write_line(f"stored one session in {path}")

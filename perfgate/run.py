@@ -1,0 +1,182 @@
+"""Run: one pytest run as the gate sees it, from the plan to what is stored at its end."""
+
+from __future__ import annotations
+
+import functools
+import math
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path, PurePosixPath
+
+from perfgate.gate.baseline import BaselineStore
+from perfgate.gate.decide import confirm, decide, needs_confirmation
+from perfgate.gate.environment import Environment
+from perfgate.gate.noise import pool_sessions
+from perfgate.gate.stats import Component
+from perfgate.measure import Effort, Timing, measure
+from perfgate.model import (
+    Baseline,
+    Case,
+    Measurement,
+    Outcome,
+    Policy,
+    Session,
+    Verdict,
+)
+from perfgate.options import Settings
+from perfgate.report.record import RunRecord
+from perfgate.world.crossing import OnRank
+from perfgate.world.pool import Worlds
+
+RUN_ALPHA = 0.01
+CONFIRMING_LAUNCHES = 2
+Tell = Callable[[Case, str], None]
+
+
+@dataclass
+class Run:
+    """What is planned, measured, decided and stored in one run.
+
+    :param planned: how many tests are gated; the run's 1 % error and its budget are shared out
+        among them before the first is measured.
+    """
+
+    settings: Settings
+    root: Path
+    worlds: Worlds
+    tell: Tell
+    planned: int = 1
+    verdicts: list[Verdict] = field(default_factory=list)
+    started: float = field(default_factory=time.time)
+    _sessions: dict[str, dict[str, Session]] = field(default_factory=dict)
+    _stored: list[Path] = field(default_factory=list)
+    _opened: dict[str, tuple[dict[str, Baseline], Component]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def environment(self) -> Environment:
+        """Where figures are taken; a rank is asked where there is a GPU."""
+        if self.settings.world.device == "cpu":
+            return Environment.detect()
+        world = self.worlds.get(self.settings.world)
+        facts = world.run(OnRank("perfgate.world.worker", "describe_device"))[0]
+        return Environment.detect(
+            gpus=[facts["gpu"]] * facts["gpus"],
+            backends={"cuda": str(facts["cuda"])},
+        )
+
+    @functools.cached_property
+    def commit(self) -> str:
+        """The commit that is measured, marked when the tree differs from it."""
+        return commit_of(self.root)
+
+    @functools.cached_property
+    def store(self) -> BaselineStore:
+        """The stored baselines."""
+        return BaselineStore(self.settings.baselines)
+
+    def alpha(self, nth: int) -> float:
+        """Return the error of a test's nth decision, from 1: the test's share, halved each time."""
+        return RUN_ALPHA / self.planned * math.pow(0.5, nth)
+
+    def open_baselines(self, tests: Iterable[str]) -> None:
+        """Read what the planned tests will be compared with, before anything is measured.
+
+        :raises BaselineError: when a file cannot be read.
+        """
+        for suite in sorted({suite_of(test) for test in tests}):
+            self._baselines(suite)
+
+    def judge(self, case: Case, timing: Timing, policy: Policy) -> Verdict:
+        """Measure a case, decide, and measure again what looks slower before saying so."""
+        __tracebackhide__ = True
+        suite = suite_of(case.test)
+        baselines, pooled = self._baselines(suite)
+        baseline = baselines.get(case.id)
+        effort = Effort.share(self.settings.budget_s, self.planned, self.settings.launches)
+        first = self._measure(case, timing, effort, "")
+        verdict = decide(first, baseline, policy, sessions=pooled)
+        if baseline is not None and needs_confirmation(verdict):
+            again = self._measure(case, timing, effort.times(CONFIRMING_LAUNCHES), "again, ")
+            verdict = confirm(verdict, again, baseline, policy, sessions=pooled)
+        self.verdicts.append(verdict)
+        if self.settings.refresh and not verdict.outcome.fails:
+            self._sessions.setdefault(suite, {})[case.id] = self._session(first)
+        return verdict
+
+    def take_in(self) -> None:
+        """Store what was measured as one session of each case, where the run is a refresh.
+
+        :raises BaselineError: when it cannot be stored.
+        """
+        for suite, sessions in self._sessions.items():
+            self._stored.append(self.store.add(self.environment, suite, sessions))
+        self._sessions.clear()
+
+    def near_misses(self) -> tuple[str, ...]:
+        """Return how the nearest stored environment differs, where nothing fits this one."""
+        if any(v.outcome is Outcome.NO_BASELINE for v in self.verdicts):
+            return self.store.near_misses(self.environment)
+        return ()
+
+    def record(self, plants: Iterable[object]) -> RunRecord:
+        """Return the run's record, for the reports."""
+        return RunRecord(
+            verdicts=tuple(self.verdicts),
+            environment=self.environment.key,
+            hard=dict(self.environment.hard),
+            soft=dict(self.environment.soft),
+            commit=self.commit,
+            date=_utc(self.started),
+            duration_s=time.time() - self.started,
+            plants=tuple(str(plant) for plant in plants),
+            stored=tuple(str(path) for path in self._stored),
+            near_misses=self.near_misses(),
+        )
+
+    def _measure(self, case: Case, timing: Timing, effort: Effort, prefix: str) -> Measurement:
+        __tracebackhide__ = True
+        return measure(
+            case,
+            self.environment.key,
+            timing,
+            self.worlds,
+            effort,
+            lambda number: self.tell(case, f"{prefix}launch {number} of {effort.launches}"),
+        )
+
+    def _session(self, measurement: Measurement) -> Session:
+        return Session(commit=self.commit, date=_utc(time.time()), launches=measurement.launches)
+
+    def _baselines(self, suite: str) -> tuple[dict[str, Baseline], Component]:
+        """Return a suite's baselines and the variance between sessions that they show."""
+        if suite not in self._opened:
+            baselines = self.store.load(self.environment, suite)
+            self._opened[suite] = baselines, pool_sessions(baselines.values())
+        return self._opened[suite]
+
+
+def suite_of(test: str) -> str:
+    """Return the baseline file's name for a test: its folder below ``suites`` or ``tests``.
+
+    ``suites/comm/test_ops.py::test_x`` is of suite ``comm``, ``test_a.py::test_x`` of ``test_a``.
+    """
+    path = PurePosixPath(test.split("::")[0])
+    folders = [part for part in path.parent.parts if part not in ("suites", "tests", "..")]
+    return "-".join(folders) or path.stem
+
+
+def commit_of(root: Path) -> str:
+    """Return the short hash of what is checked out, with ``-dirty`` when files differ from it."""
+    git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        described = subprocess.run(git, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return described.stdout.strip() or "unknown"
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
