@@ -157,7 +157,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     host().close()
     if run.settings.gated and run.verdicts:
         try:
-            run.take_in()
+            if run.settings.refresh:
+                run.take_in()
         finally:
             deliver(run.record(_plants()), usual_sinks(run.settings.report))
 

@@ -27,7 +27,7 @@ from perfgate.model import (
     Verdict,
 )
 from perfgate.options import Settings
-from perfgate.report.record import RunRecord
+from perfgate.report.record import Measured, RunRecord
 from perfgate.world.crossing import OnRank
 from perfgate.world.pool import Worlds
 
@@ -51,7 +51,7 @@ class Run:
     planned: int = 1
     verdicts: list[Verdict] = field(default_factory=list)
     started: float = field(default_factory=time.time)
-    _sessions: dict[str, dict[str, Session]] = field(default_factory=dict)
+    _measured: list[Measured] = field(default_factory=list)
     _stored: list[Path] = field(default_factory=list)
     _opened: dict[str, tuple[dict[str, Baseline], Component]] = field(default_factory=dict)
 
@@ -96,24 +96,27 @@ class Run:
         baselines, pooled = self._baselines(suite)
         baseline = baselines.get(case.id)
         effort = Effort.share(self.settings.budget_s, self.planned, self.settings.launches)
-        first = self._measure(case, timing, effort, "")
-        verdict = decide(first, baseline, policy, sessions=pooled)
+        measurement = self._measure(case, timing, effort, "")
+        verdict = decide(measurement, baseline, policy, sessions=pooled)
         if baseline is not None and needs_confirmation(verdict):
-            again = self._measure(case, timing, effort.times(CONFIRMING_LAUNCHES), "again, ")
-            verdict = confirm(verdict, again, baseline, policy, sessions=pooled)
+            effort = effort.times(CONFIRMING_LAUNCHES)
+            measurement = self._measure(case, timing, effort, "again, ")
+            verdict = confirm(verdict, measurement, baseline, policy, sessions=pooled)
         self.verdicts.append(verdict)
-        if self.settings.refresh and not verdict.outcome.fails:
-            self._sessions.setdefault(suite, {})[case.id] = self._session(first)
+        if verdict.outcome is not Outcome.INVALID:
+            self._keep(suite, measurement)
         return verdict
 
     def take_in(self) -> None:
-        """Store what was measured as one session of each case, where the run is a refresh.
+        """Store what was measured as one session of each case, regressions left out.
 
         :raises BaselineError: when it cannot be stored.
         """
-        for suite, sessions in self._sessions.items():
+        worse = {v.case.id for v in self.verdicts if v.outcome.fails}
+        fit = [m for m in self._measured if m.case_id not in worse]
+        for suite in sorted({m.suite for m in fit}):
+            sessions = {m.case_id: m.session for m in fit if m.suite == suite}
             self._stored.append(self.store.add(self.environment, suite, sessions))
-        self._sessions.clear()
 
     def near_misses(self) -> tuple[str, ...]:
         """Return how the nearest stored environment differs, where nothing fits this one."""
@@ -134,6 +137,7 @@ class Run:
             plants=tuple(str(plant) for plant in plants),
             stored=tuple(str(path) for path in self._stored),
             near_misses=self.near_misses(),
+            measured=tuple(self._measured),
         )
 
     def _measure(self, case: Case, timing: Timing, effort: Effort, prefix: str) -> Measurement:
@@ -147,8 +151,10 @@ class Run:
             lambda number: self.tell(case, f"{prefix}launch {number} of {effort.launches}"),
         )
 
-    def _session(self, measurement: Measurement) -> Session:
-        return Session(commit=self.commit, date=_utc(time.time()), launches=measurement.launches)
+    def _keep(self, suite: str, measurement: Measurement) -> None:
+        session = Session(commit=self.commit, date=_utc(time.time()), launches=measurement.launches)
+        case_id = measurement.case.id
+        self._measured.append(Measured(case_id=case_id, suite=suite, session=session))
 
     def _baselines(self, suite: str) -> tuple[dict[str, Baseline], Component]:
         """Return a suite's baselines and the variance between sessions that they show."""

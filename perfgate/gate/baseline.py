@@ -71,6 +71,20 @@ class BaselineStore:
 
         return self._update(environment, suite, append)
 
+    def restart(
+        self, environment: Environment, suite: str, sessions: Mapping[str, Session]
+    ) -> Path:
+        """Begin each case anew with one session: what was stored of it no longer counts."""
+
+        def begun(content: BaselineFile) -> BaselineFile:
+            fresh = {
+                name: StoredCase(sessions=[StoredSession.of(session)])
+                for name, session in sessions.items()
+            }
+            return content.model_copy(update={"cases": {**content.cases, **fresh}})
+
+        return self._update(environment, suite, begun)
+
     def pin(self, environment: Environment, suite: str, commit: str) -> Path:
         """Keep the sessions of ``commit`` (a release) for good, so that slow creep shows.
 
@@ -99,6 +113,11 @@ class BaselineStore:
                 if content is not None:
                     found[path.parent.name] = content.identity
         return list(found.values())
+
+    def suites(self) -> list[tuple[Environment, str]]:
+        """Return every stored suite with its environment, in the order of their files."""
+        contents = [(path, self._read(path)) for path in self._files()]
+        return [(content.identity, path.stem) for path, content in contents if content is not None]
 
     def near_misses(self, environment: Environment) -> tuple[str, ...]:
         """Return the hard keys in which the closest stored environment differs, one a line.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from perfgate.model import Outcome, Verdict
+from perfgate.model import Outcome, Session, Verdict
 
 #: Worst first: what must be read stands on top.
 SEVERITY = (
@@ -15,6 +15,15 @@ SEVERITY = (
     Outcome.IMPROVEMENT,
     Outcome.PASS,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What was measured of a case, as a session that can be accepted later."""
+
+    case_id: str
+    suite: str
+    session: Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +40,7 @@ class RunRecord:
     plants: tuple[str, ...] = ()
     stored: tuple[str, ...] = ()
     near_misses: tuple[str, ...] = ()
+    measured: tuple[Measured, ...] = ()
 
     @property
     def worst_first(self) -> list[Verdict]:
@@ -50,5 +60,8 @@ class RunRecord:
 
     def as_json(self) -> dict[str, object]:
         """The record as plain data."""
-        data = asdict(self)
-        return data | {"verdicts": [verdict.as_json() for verdict in self.verdicts]}
+        verdicts = [verdict.as_json() for verdict in self.verdicts]
+        measured = {
+            m.case_id: {"suite": m.suite, "session": asdict(m.session)} for m in self.measured
+        }
+        return asdict(self) | {"verdicts": verdicts, "measured": measured}
