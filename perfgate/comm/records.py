@@ -1,0 +1,177 @@
+"""What the comms logger keeps: one packed record a call, 30 bytes, in chunks.
+
+A record is written by one ``struct.pack_into``, which is several times cheaper than assigning to
+numpy columns, and read as a numpy structured array over the same memory.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+RECORD = np.dtype(
+    [
+        ("enter_ns", "<i8"),
+        ("size_key", "<u8"),
+        ("sequence", "<u4"),
+        ("latency_s", "<f4"),
+        ("wait_s", "<f4"),
+        ("enqueue_ms", "<f2"),
+    ]
+)
+"""One call.
+
+``enter_ns`` is CLOCK_MONOTONIC, one clock for all ranks of a host; ``size_key`` holds the message
+size above 16 bits of key; ``sequence`` numbers the group's collectives, equally on all its ranks,
+and is 0 where there is none (point-to-point). ``latency_s`` runs from enter to done. A call that
+returned a handle has ``enqueue_ms``, the time until it returned, and once it was waited for
+``wait_s``, the time that the wait blocked; both are NaN otherwise.
+"""
+
+_PACK = struct.Struct("<qQIffe")
+_PACK_WAIT = struct.Struct("<f")
+_WAIT_OFFSET = 24
+_CHUNK_RECORDS = 4096
+_KEY_BITS = 16
+_LAST_KEY = (1 << _KEY_BITS) - 1
+_MOST_ENQUEUE_MS = 65504.0  # the largest float16
+
+
+class Key(NamedTuple):
+    """What calls are told apart by, besides their size.
+
+    :param name: what the call is logged as.
+    :param op: the entry of the formula table that it follows.
+    :param group: torch's name of the process group.
+    :param world_size: ranks in that group.
+    :param device: whether the latency was measured on a GPU's clock.
+    """
+
+    name: str
+    op: str
+    group: str
+    world_size: int
+    device: bool
+
+
+PlainKey = tuple[str, str, str, int, bool]
+"""A :class:`Key` that was cheaper to make."""
+
+OTHER = Key("(other)", "barrier", "", 1, False)
+"""Where calls go once 65 535 keys are in use, as with a new log_name for every step."""
+
+
+class Slot(NamedTuple):
+    """A written record's place, for what becomes known later."""
+
+    chunk: bytearray
+    offset: int
+
+    def set_wait(self, wait_s: float) -> None:
+        """Add how long the wait blocked, in seconds."""
+        _PACK_WAIT.pack_into(self.chunk, self.offset + _WAIT_OFFSET, wait_s)
+
+
+class Records:
+    """Records in the order in which calls were done, in memory that grows by chunks.
+
+    Not for several threads: the logger that owns them holds its lock around each method.
+    """
+
+    __slots__ = ("_chunks", "_count", "_key_ids", "_keys")
+
+    def __init__(self) -> None:
+        self._chunks: list[bytearray] = []
+        self._count = 0
+        self._keys: list[Key] = []
+        self._key_ids: dict[PlainKey, int] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    def append(
+        self,
+        key: PlainKey,
+        size_bytes: int,
+        enter_ns: int,
+        latency_s: float,
+        sequence: int = 0,
+        enqueue_s: float = math.nan,
+        wait_s: float = math.nan,
+    ) -> Slot:
+        """Write one record."""
+        key_id = self._key_ids.get(key)
+        if key_id is None:
+            key_id = self._intern(key)
+        index = self._count % _CHUNK_RECORDS
+        if index == 0:
+            self._chunks.append(bytearray(_CHUNK_RECORDS * _PACK.size))
+        enqueue_ms = enqueue_s * 1e3
+        if enqueue_ms > _MOST_ENQUEUE_MS:
+            enqueue_ms = _MOST_ENQUEUE_MS
+        slot = Slot(self._chunks[-1], index * _PACK.size)
+        _PACK.pack_into(
+            slot.chunk, slot.offset, enter_ns, size_bytes << _KEY_BITS | key_id,
+            sequence & 0xFFFFFFFF, latency_s, wait_s, enqueue_ms,
+        )  # fmt: skip
+        self._count += 1
+        return slot
+
+    def _intern(self, key: PlainKey) -> int:
+        if len(self._keys) >= _LAST_KEY:
+            if len(self._keys) == _LAST_KEY:
+                self._keys.append(OTHER)
+            return _LAST_KEY
+        self._keys.append(Key(*key))
+        self._key_ids[key] = key_id = len(self._keys) - 1
+        return key_id
+
+    def view(self) -> View:
+        """Return what is written so far, not yet copied: rows before its end change no more."""
+        return View(tuple(self._keys), tuple(self._chunks), self._count)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held for records, room for coming ones included."""
+        return len(self._chunks) * _CHUNK_RECORDS * _PACK.size
+
+
+class View(NamedTuple):
+    """The records at one moment, to be copied without holding up those who write."""
+
+    keys: tuple[Key, ...]
+    chunks: tuple[bytearray, ...]
+    length: int
+
+    def copy(self) -> Snapshot:
+        """Return a copy that shares no memory with the records."""
+        rows = np.empty(self.length, RECORD)
+        for start, chunk in zip(range(0, self.length, _CHUNK_RECORDS), self.chunks, strict=True):
+            part = rows[start : start + _CHUNK_RECORDS]
+            part[:] = np.frombuffer(chunk, RECORD, count=len(part))
+        return Snapshot(self.keys, rows)
+
+
+class Snapshot(NamedTuple):
+    """A copy of the records: ``rows`` is a :data:`RECORD` array, ``keys`` is by its key ids."""
+
+    keys: tuple[Key, ...]
+    rows: NDArray[np.void]
+
+    @property
+    def key_ids(self) -> NDArray[np.int64]:
+        """The index into ``keys`` of each row."""
+        return (self.rows["size_key"] & np.uint64(_LAST_KEY)).astype(np.int64)
+
+    @property
+    def sizes_bytes(self) -> NDArray[np.int64]:
+        """The message size of each row."""
+        return (self.rows["size_key"] >> np.uint64(_KEY_BITS)).astype(np.int64)
+
+    def key_and_size(self, size_key: int) -> tuple[Key, int]:
+        """Return the key, and the size in bytes, of a row's ``size_key``."""
+        return self.keys[size_key & _LAST_KEY], size_key >> _KEY_BITS

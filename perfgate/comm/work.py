@@ -1,0 +1,153 @@
+"""Asynchronous calls: torch's handles, timed from the call to its end."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any, Protocol
+
+import torch
+from torch.distributed import Work
+
+from perfgate.comm.device import DeviceCall
+from perfgate.comm.records import Slot
+
+
+class Write(Protocol):
+    """Logs a call that is done."""
+
+    def __call__(
+        self, latency_s: float, enqueue_s: float = ..., wait_s: float = ..., /
+    ) -> Slot | None:
+        """Take the figures of a record, in seconds."""
+
+
+class Span:
+    """One call that returned handles, until the last of them is done.
+
+    :param device: where the call runs on a GPU, its events; their time then counts.
+    """
+
+    def __init__(
+        self, write: Write, enter_ns: int, leave_ns: int, handles: int, device: DeviceCall | None
+    ) -> None:
+        self._write = write
+        self._enter_ns = enter_ns
+        self._enqueue_s = (leave_ns - enter_ns) * 1e-9
+        self._wait_s = math.nan
+        self._left = handles
+        self._device = device
+        self._lock = threading.Lock()
+        self._slot: Slot | None = None
+
+    def done(self, now_ns: int) -> None:
+        """Count one handle as done; the last logs the call."""
+        with self._lock:
+            self._left -= 1
+            if self._left > 0:
+                return
+            if self._device is not None:
+                self._device.end(self._log)
+            else:
+                self._log((now_ns - self._enter_ns) * 1e-9)
+
+    def _log(self, latency_s: float) -> None:
+        self._slot = self._write(latency_s, self._enqueue_s, self._wait_s)
+
+    def waited(self, wait_s: float) -> None:
+        """Add how long a handle's wait blocked."""
+        with self._lock:
+            self._wait_s = wait_s + (0.0 if math.isnan(self._wait_s) else self._wait_s)
+            if self._slot is not None:
+                self._slot.set_wait(self._wait_s)
+
+
+class LoggedWork(Work):
+    """torch's handle with a clock on it. Everything else is the handle's own.
+
+    :param notified: whether the backend tells the end of a call by a future; if not, a call is
+        done when its wait returns, or when ``is_completed`` first says so.
+    """
+
+    def __init__(self, work: Work, span: Span, *, notified: bool) -> None:
+        super().__init__()
+        self._work = work
+        self._span = span
+        self._open = [True]  # emptied by whoever first sees the end; pop is atomic
+        if notified:
+            work.get_future().add_done_callback(_closer(self._open, span))
+
+    def wait(self, *args: Any, **kwargs: Any) -> bool:
+        """Wait as torch's handle does, and log how long that took."""
+        begin_ns = monotonic_ns()
+        result = self._work.wait(*args, **kwargs)
+        end_ns = monotonic_ns()
+        self._span.waited((end_ns - begin_ns) * 1e-9)
+        _closer(self._open, self._span)()
+        return result
+
+    def is_completed(self) -> bool:
+        """Ask torch's handle."""
+        completed = self._work.is_completed()
+        if completed:
+            _closer(self._open, self._span)()
+        return completed
+
+
+def _closer(open_: list[bool], span: Span) -> Callable[..., None]:
+    # Not a method: a future's callback must not keep the handle alive.
+    def close(_future: object = None) -> None:
+        try:
+            open_.pop()
+        except IndexError:
+            return
+        span.done(monotonic_ns())
+
+    return close
+
+
+def _delegate(name: str) -> Callable[..., Any]:
+    def call(self: LoggedWork, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._work, name)(*args, **kwargs)
+
+    call.__name__ = name
+    call.__doc__ = getattr(Work, name).__doc__
+    return call
+
+
+_NOT_OF_AN_INSTANCE = ("__", "_pybind11", "unbox")
+
+for _name in dir(Work):
+    if not _name.startswith(_NOT_OF_AN_INSTANCE) and _name not in vars(LoggedWork):
+        setattr(LoggedWork, _name, _delegate(_name))
+
+
+def timed(
+    result: Any,
+    write: Write,
+    enter_ns: int,
+    leave_ns: int,
+    *,
+    notified: bool,
+    device: DeviceCall | None = None,
+) -> Any:
+    """Log a call now, or when the handles that it returned are done; return what it returned.
+
+    :param enter_ns: when the call began, by ``time.monotonic_ns``; ``leave_ns`` when it returned.
+    """
+    if isinstance(result, Work):
+        span = Span(write, enter_ns, leave_ns, 1, device)
+        return LoggedWork(result, span, notified=notified and device is None)
+    if isinstance(result, list) and result and isinstance(result[0], Work):
+        span = Span(write, enter_ns, leave_ns, len(result), device)
+        return [LoggedWork(work, span, notified=notified and device is None) for work in result]
+    if isinstance(result, torch._C.Future):
+        span = Span(write, enter_ns, leave_ns, 1, device)
+        result.add_done_callback(_closer([True], span))
+    elif device is not None:
+        device.end(write)
+    else:
+        write((leave_ns - enter_ns) * 1e-9)
+    return result
