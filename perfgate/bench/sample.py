@@ -10,10 +10,14 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How many calls: a fixed number, or as many as fit into a time, agreed by the ranks."""
+    """How many calls: a fixed number, or as many as fit into a time, agreed by the ranks.
+
+    ``warmups`` calls go before them, verified and not counted.
+    """
 
     calls: int | None = None
     budget_s: float = 0.0
+    warmups: int = 5
 
 
 @dataclass(frozen=True, slots=True)

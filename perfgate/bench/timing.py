@@ -25,7 +25,6 @@ from perfgate.comm.dtypes import parse_dtype
 from perfgate.comm.ops import get_op
 from perfgate.comm.providers import provider
 
-WARMUPS = 5
 MIN_CALLS, MAX_CALLS = 20, 1000
 
 
@@ -104,14 +103,14 @@ def time_arms(arms: list[Arm], extent: Extent, seed: int = 0) -> list[Timed]:
     """
     clock = _CudaClock() if _on_gpu() else _CpuClock()
     problems: list[str | None] = [None] * len(arms)
-    turns_s = [_warm_up(arms, call, clock, problems) for call in range(WARMUPS)]
+    turns_s = [_warm_up(arms, call, clock, problems) for call in range(extent.warmups)]
     turns = extent.calls or _agree(extent.budget_s, median(turns_s))
     order = random.Random(seed)
     times = np.empty((turns, len(arms)), dtype=np.int64)
     with _no_garbage_collection():
         for turn in range(turns):
             indices = order.sample(range(len(arms)), len(arms))
-            times[turn] = _turn(arms, indices, WARMUPS + turn, clock, problems)
+            times[turn] = _turn(arms, indices, extent.warmups + turn, clock, problems)
     return [Timed(times[:, i].copy(), problem) for i, problem in enumerate(problems)]
 
 
