@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 SETTINGS = pytest.StashKey[Settings]()
 RUN = pytest.StashKey["Run"]()
-WORLD = pytest.StashKey["LastingWorld"]()
 GATE = pytest.StashKey["Gate"]()
 
 _MARKERS = (
@@ -56,13 +55,14 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Check every marker before anything runs, and put tests of one world side by side."""
-    from perfgate.ranktest import gate_defaults, world_spec
+    from perfgate.ranktest import check_rank_argument, gate_defaults, world_spec
 
     places: dict[tuple[str, object], int] = {}
     order: dict[pytest.Item, int] = {}
     try:
         for item in items:
             gate_defaults(item)
+            check_rank_argument(item)
             spec = world_spec(item, config.stash[SETTINGS]) if _uses_ranks(item) else None
             order[item] = places.setdefault((item.nodeid.split("::")[0], spec), len(places))
     except PerfgateError as error:
@@ -87,20 +87,27 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             raise pytest.UsageError(f"perfgate: {error}") from error
 
 
-@pytest.fixture
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Make the world the one that this test's markers ask for."""
+    from perfgate.ranktest import world_spec
+
+    run = item.config.stash.get(RUN, None)
+    if run is not None and _uses_ranks(item):
+        run.world.spec = world_spec(item, run.settings)
+
+
+# These two are of the session, and changed for each test, because Hypothesis refuses fixtures
+# that it would have to renew for each example.
+@pytest.fixture(scope="session")
 def world(request: pytest.FixtureRequest) -> LastingWorld:
     """A living world of the size and kind that the test's markers ask for."""
-    return _world_of(request.node)
+    return request.config.stash[RUN].world
 
 
-@pytest.fixture
-def rank(request: pytest.FixtureRequest) -> Any:
+@pytest.fixture(scope="session")
+def rank() -> Any:
     """The rank that a test marked ``ranks`` runs on: its index, size and device."""
-    if request.node.get_closest_marker("ranks") is None:
-        raise PerfgateError(
-            f"{request.node.nodeid} asks for `rank` but runs on none; mark it "
-            "@pytest.mark.ranks(n), or use the fixture `world`"
-        )
     return object()
 
 
@@ -108,12 +115,11 @@ def rank(request: pytest.FixtureRequest) -> Any:
 def gate(request: pytest.FixtureRequest) -> Gate:
     """Measures collectives and functions on the test's world; the verdict is its outcome."""
     from perfgate.fixture import Gate
-    from perfgate.ranktest import gate_defaults, world_spec
+    from perfgate.ranktest import gate_defaults
 
     item = request.node
     run = item.session.config.stash[RUN]
-    spec = world_spec(item, run.settings)
-    item.stash[GATE] = gate = Gate(run, item.nodeid, spec, gate_defaults(item))
+    item.stash[GATE] = gate = Gate(run, item.nodeid, run.world.spec, gate_defaults(item))
     return gate
 
 
@@ -141,7 +147,7 @@ class RanksCall:
             return None
         from perfgate.ranktest import run_on_ranks
 
-        run_on_ranks(pyfuncitem, _world_of(pyfuncitem))
+        run_on_ranks(pyfuncitem, pyfuncitem.config.stash[RUN].world)
         return True
 
 
@@ -200,21 +206,13 @@ def _ship_modules(items: list[pytest.Item], config: pytest.Config) -> None:
         ship_by_value(module)
 
 
-def _world_of(item: pytest.Item) -> LastingWorld:
-    from perfgate.ranktest import world_spec
-
-    if WORLD not in item.stash:
-        run = item.session.config.stash[RUN]
-        item.stash[WORLD] = run.worlds.lasting(world_spec(item, run.settings))
-    return item.stash[WORLD]
-
-
 def _tell_of_ranks(item: pytest.Item) -> None:
     from perfgate.ranktest import pass_warnings_on, show_output
 
-    if (world := item.stash.get(WORLD, None)) is not None:
-        show_output(item, world)
-        pass_warnings_on(world)
+    run = item.config.stash.get(RUN, None)
+    if run is not None and _uses_ranks(item):
+        show_output(item, run.world)
+        pass_warnings_on(run.world)
 
 
 def _conclude(item: pytest.Item, gate: Gate) -> None:

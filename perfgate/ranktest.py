@@ -52,6 +52,19 @@ def gate_defaults(item: pytest.Item) -> dict[str, Any]:
     return defaults
 
 
+def check_rank_argument(item: pytest.Item) -> None:
+    """Refuse a test that asks for its rank and runs on none.
+
+    :raises UsageError: naming the marker that is missing.
+    """
+    asks = RANK_ARGUMENT in getattr(item, "fixturenames", ())
+    if asks and item.get_closest_marker("ranks") is None:
+        raise UsageError(
+            f"{item.nodeid} asks for `rank` but runs on none; mark it @pytest.mark.ranks(n), "
+            "or ask for `world` and run functions on it"
+        )
+
+
 def run_on_ranks(item: pytest.Function, world: LastingWorld) -> None:
     """Run a test's body on every rank of a world; a property (``@given``) once an example."""
     __tracebackhide__ = True

@@ -29,7 +29,7 @@ from perfgate.model import (
 from perfgate.options import Settings
 from perfgate.report.record import Measured, RunRecord
 from perfgate.world.crossing import OnRank
-from perfgate.world.pool import Worlds
+from perfgate.world.pool import LastingWorld, Worlds
 
 RUN_ALPHA = 0.01
 CONFIRMING_LAUNCHES = 2
@@ -54,6 +54,11 @@ class Run:
     _measured: list[Measured] = field(default_factory=list)
     _stored: list[Path] = field(default_factory=list)
     _opened: dict[str, tuple[dict[str, Baseline], Component]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def world(self) -> LastingWorld:
+        """The world that tests see; its spec is set for each test."""
+        return self.worlds.lasting(self.settings.world)
 
     @functools.cached_property
     def environment(self) -> Environment:
