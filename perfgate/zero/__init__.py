@@ -1,8 +1,10 @@
 """Partition-aware gradient reduction: ZeRO stages 1 and 2."""
 
 from perfgate.zero.config import ZeroConfig
+from perfgate.zero.deepspeed_json import read_config
 from perfgate.zero.groups import ReduceGroup, Topology
 from perfgate.zero.hooks import GradientReducer
+from perfgate.zero.optimizer import Step, ZeroOptimizer
 from perfgate.zero.partition import Layout, Slice
 from perfgate.zero.reducer import STRATEGIES, Message, Strategy
 
@@ -13,7 +15,10 @@ __all__ = [
     "Message",
     "ReduceGroup",
     "Slice",
+    "Step",
     "Strategy",
     "Topology",
     "ZeroConfig",
+    "ZeroOptimizer",
+    "read_config",
 ]

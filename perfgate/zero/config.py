@@ -6,10 +6,12 @@ refused by name. Nothing is passed over in silence.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from perfgate.errors import UsageError
 
@@ -45,9 +47,17 @@ class ZeroConfig(BaseModel):
         ``seq_parallel_communication_data_type`` where sequences are split over ranks.
     :param grad_accum_dtype: what micro-batches are added up in, by default fp32 or wider; its
         place in a DeepSpeed file is ``data_types``.
+    :raises UsageError: naming each key that is unknown, with the nearest one, or has a bad value.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            faults = [_fault(fault, values) for fault in error.errors()]
+            raise UsageError("; ".join(faults)) from None
 
     stage: Literal[1, 2]
     contiguous_gradients: bool = True
@@ -108,3 +118,20 @@ class ZeroConfig(BaseModel):
                 "ranks"
             )
         return derived
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """Return the sentence about a key that is not known, with the nearest one that is."""
+    near = difflib.get_close_matches(key, list(known), 1)
+    return f"{key} is not known" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _fault(fault: Any, values: Mapping[str, Any]) -> str:
+    key = str(fault["loc"][0])
+    if fault["type"] == "extra_forbidden":
+        return unknown_key(key, ZeroConfig.model_fields)
+    if fault["type"] == "missing":
+        return f"{key} is missing; choose stage 1 or 2"
+    if key == "stage":
+        return f"stage={values[key]!r} is not done here; choose stage 1 or 2"
+    return f"{key}={values[key]!r}: {fault['msg'][0].lower()}{fault['msg'][1:]}"

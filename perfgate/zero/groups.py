@@ -70,6 +70,12 @@ class ReduceGroup:
         """The dtype in which the owner divides: the widest of what travels and what is kept."""
         return torch.promote_types(wide(self.comm_dtype), self.owned.dtype)
 
+    def global_rank(self, rank: int) -> int:
+        """Return the global rank of a rank of the process group."""
+        if self.process_group is None:
+            return rank
+        return dist.get_global_rank(self.process_group, rank)
+
     def owned_slices(self) -> Iterable[tuple[str, int, torch.Tensor]]:
         """Yield (parameter's name, first element, reduced gradient as a 1-D view)."""
         base = self.rank * self.layout.partition_numel

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -87,7 +88,8 @@ class GradientReducer:
         """Take each parameter's gradient as soon as backward has accumulated it."""
         for key in self._keys:
             hook = functools.partial(self._hook, key)
-            self._handles.append(self._param(key).register_post_accumulate_grad_hook(hook))
+            register: Any = self._param(key).register_post_accumulate_grad_hook
+            self._handles.append(register(hook))
         return self
 
     def detach(self) -> None:
@@ -169,6 +171,7 @@ class GradientReducer:
     def _add_locally(self, key: tuple[int, int]) -> None:
         param, dtype = self._param(key), self.groups[key[0]].local_dtype
         gradient, param.grad = param.grad, None
+        assert gradient is not None  # checked as it arrived
         if key in self._sums:
             self._sums[key].add_(gradient)
         else:
@@ -206,7 +209,7 @@ class GradientReducer:
 
     def _side_stream(self) -> torch.cuda.Stream | None:
         on_gpu = self._device.type == "cuda" and self.config.overlap_comm
-        return torch.cuda.Stream(self._device) if on_gpu else None
+        return torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
 
     def _description(self) -> list[str]:
         """What all ranks must have in common, one fact a line."""

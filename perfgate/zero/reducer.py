@@ -10,8 +10,8 @@ all_reduce      ``all_reduce``                            2(n-1)/n of S        t
 reduce          ``reduce`` to each owner                  (n-1)/n of S         the backend's
 reduce_scatter  ``reduce_scatter_tensor``, or the list    (n-1)/n of S [1]_    the backend's
                 form where owners get unequal parts
-exchange        ``all_to_all_single``, then a local sum   (n-1)/n of S         by rank, in fp32 or
-                                                                               wider
+exchange        ``all_to_all_single`` (gloo: ``isend``    (n-1)/n of S         by rank, in fp32 or
+                and ``irecv``), then a local sum                               wider
 =============== ========================================= ==================== ==================
 
 .. [1] gloo's reduce-scatter is an all-reduce inside and moves twice as much.
@@ -21,7 +21,7 @@ Only ``exchange`` gives the same bits whatever bucket an element travels in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from types import ModuleType
@@ -32,6 +32,9 @@ import torch.distributed as dist
 
 from perfgate.errors import UsageError
 from perfgate.zero.scratch import Scratch
+
+SEGMENT_BYTES = 4 << 20
+"""What travels at a time where an exchange goes from rank to rank."""
 
 _CHUNK_NUMEL = 1 << 16
 """Elements summed at a time: small enough that the running sum stays in the cache."""
@@ -61,6 +64,10 @@ class Message:
         """The message cut by owner: views, some of which may be empty."""
         starts = list(accumulate(self.counts, initial=0))
         return [self.data[start : start + n] for start, n in zip(starts, self.counts, strict=False)]
+
+    def peer(self, rank: int) -> int:
+        """Return the global rank of a rank of the group."""
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
     @property
     def mine(self) -> torch.Tensor:
@@ -139,45 +146,90 @@ class ReduceScatter:
 
 
 class Exchange:
-    """Send each owner its part as it is; the owner adds the parts up by rank, in fp32 or wider."""
+    """Send each owner its part as it is; the owner adds the parts up by rank, in fp32 or wider.
+
+    On gloo the parts go from rank to rank in segments, and a segment is added up while the next
+    ones travel. Elsewhere it is one ``all_to_all_single``.
+    """
 
     name: ClassVar[str] = "exchange"
 
     def start(self, message: Message) -> Pending:
-        """Enter one ``all_to_all_single``."""
-        ranks, numel = len(message.counts), message.counts[message.rank]
-        data = message.data
-        received = message.scratch.take("received", ranks * numel, data.dtype, data.device)
-        work = message.comm.all_to_all_single(
-            received,
-            data,
-            [numel] * ranks,
-            list(message.counts),
-            group=message.group,
-            async_op=True,
-        )
+        """Enter the exchange."""
+        by_segment = dist.get_backend(message.group) == "gloo"
+        rows, segments = (_send_segments if by_segment else _send_at_once)(message)
 
         def pending() -> torch.Tensor:
-            work.wait()
-            dtype = wide(data.dtype)
-            total = message.scratch.take("sum", numel, dtype, data.device)
-            sum_by_rank(received.view(ranks, numel), total)
+            data, numel = message.data, message.counts[message.rank]
+            total = message.scratch.take("sum", numel, wide(data.dtype), data.device)
+            for span, works in segments:
+                for work in works:
+                    work.wait()
+                sum_by_rank([row[span] for row in rows], total[span])
             return total
 
         return pending
 
 
-def sum_by_rank(parts: torch.Tensor, out: torch.Tensor) -> None:
-    """Add the rows of ``parts`` in their order, in the dtype of ``out``.
+_Segments = list[tuple[slice, Sequence[dist.Work]]]
+"""Which elements of the own part have come once these works are done."""
 
-    :param parts: shape (ranks, numel).
-    :param out: shape (numel,); at least as wide as ``parts``.
+
+def _send_at_once(message: Message) -> tuple[Sequence[torch.Tensor], _Segments]:
+    """Start one ``all_to_all_single``; return each rank's contribution and when it is here."""
+    ranks, numel = len(message.counts), message.counts[message.rank]
+    data = message.data
+    received = message.scratch.take("received", ranks * numel, data.dtype, data.device)
+    work = message.comm.all_to_all_single(
+        received, data, [numel] * ranks, list(message.counts), group=message.group, async_op=True
+    )
+    return received.view(ranks, numel).unbind(), [(slice(0, numel), [work])]
+
+
+def _send_segments(message: Message) -> tuple[Sequence[torch.Tensor], _Segments]:
+    """Start all sends and receives; return each rank's contribution and when segments are here.
+
+    The last entry holds the sends: once they are done, the message may be overwritten.
     """
-    for start in range(0, out.numel(), _CHUNK_NUMEL):
-        chunk = out[start : start + _CHUNK_NUMEL]
-        chunk.copy_(parts[0, start : start + _CHUNK_NUMEL])
-        for part in parts[1:]:
-            chunk.add_(part[start : start + _CHUNK_NUMEL])
+    rank, ranks, numel = message.rank, len(message.counts), message.counts[message.rank]
+    data, comm, group, parts = message.data, message.comm, message.group, message.parts
+    received = message.scratch.take("received", (ranks - 1) * numel, data.dtype, data.device)
+    rows = list(received.view(ranks - 1, numel).unbind())
+    rows.insert(rank, parts[rank])
+    length = SEGMENT_BYTES // data.element_size()
+    segments: _Segments = []
+    sends: list[dist.Work] = []
+    for tag, span in enumerate(spans(max(message.counts), length)):
+        receives = []
+        for distance in range(1, ranks):
+            to, source = (rank + distance) % ranks, (rank - distance) % ranks
+            if rows[source][span].numel():
+                receives.append(comm.irecv(rows[source][span], message.peer(source), group, tag))
+            if parts[to][span].numel():
+                sends.append(comm.isend(parts[to][span], message.peer(to), group, tag))
+        segments.append((span, receives))
+    return rows, [*segments, (slice(0, 0), sends)]
+
+
+def spans(numel: int, at_most: int) -> Iterator[slice]:
+    """Cut 0 up to ``numel`` into slices of ``at_most`` elements, the last one shorter."""
+    for start in range(0, numel, at_most):
+        yield slice(start, min(start + at_most, numel))
+
+
+def sum_by_rank(rows: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+    """Add ``rows``, two or more, in their order and in the dtype of ``out``.
+
+    :param rows: 1-D each, as long as ``out`` and no wider.
+    """
+    for span in spans(out.numel(), _CHUNK_NUMEL):
+        chunk = out[span]
+        if rows[0].dtype == out.dtype:
+            torch.add(rows[0][span], rows[1][span], out=chunk)
+        else:
+            chunk.copy_(rows[0][span]).add_(rows[1][span])
+        for row in rows[2:]:
+            chunk.add_(row[span])
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

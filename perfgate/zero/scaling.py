@@ -77,6 +77,8 @@ class Scaling:
         else:
             torch.div(gradient.to(wider), self.before, out=place)
 
-    def finish(self, total: torch.Tensor) -> torch.Tensor:
-        """Divide a sum by ``after``, in place, and return it."""
-        return total if self.after == 1.0 else total.div_(self.after)
+    def finish(self, total: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Return a sum divided by ``after``: in ``out``, or in place where that is None."""
+        if self.after == 1.0:
+            return total if out is None else out.copy_(total)
+        return torch.div(total, self.after, out=total if out is None else out)

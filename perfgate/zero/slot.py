@@ -87,15 +87,15 @@ class Slot:
 
     def _put_down(self, total: torch.Tensor) -> None:
         group = self._group
-        total = group.scaling.finish(total.to(group.sum_dtype))
+        total = total.to(group.sum_dtype)
         base = group.rank * group.layout.partition_numel
         for run in self._bucket.runs(group.rank):
             share = group.owned[run.flat - base : run.flat - base + run.numel]
             part = total[run.position : run.position + run.numel]
             if self._add:
-                share.add_(part)
+                share.add_(group.scaling.finish(part))
             else:
-                share.copy_(part)
+                group.scaling.finish(part, out=share)
 
     def _side(self) -> contextlib.AbstractContextManager[object]:
         return torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext()
