@@ -69,33 +69,41 @@ def run_on_ranks(item: pytest.Function, world: LastingWorld) -> None:
     """Run a test's body on every rank of a world; a property (``@given``) once an example."""
     __tracebackhide__ = True
     values = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
-    wants_rank = values.pop(RANK_ARGUMENT, None) is not None
-    body = functools.partial(_run_body, world, RANK_ARGUMENT if wants_rank else None)
-    given = getattr(item.obj, "hypothesis", None)
-    if given is None:
-        body(item.obj, **values)
-        return
-    inner = given.inner_test
-    given.inner_test = functools.wraps(inner)(functools.partial(_drop_rank, body, inner))
     try:
-        item.obj(**values, **({RANK_ARGUMENT: None} if wants_rank else {}))
+        if hasattr(item.obj, "hypothesis"):
+            _run_property(item, world, values)
+        else:
+            _run_body(item.obj, world, (), values)
+    except RankFailure as failure:
+        notes = getattr(failure, "__notes__", [])  # Hypothesis tells its example there
+        pytest.fail("\n".join([str(failure), *notes]), pytrace=False)
+
+
+def _run_property(item: pytest.Function, world: LastingWorld, values: dict[str, Any]) -> None:
+    """Let Hypothesis draw here and run each example there."""
+    __tracebackhide__ = True
+    given = item.obj.hypothesis
+    inner = given.inner_test
+
+    @functools.wraps(inner)
+    def on_ranks(*args: Any, **kwargs: Any) -> None:
+        __tracebackhide__ = True
+        _run_body(inner, world, args, kwargs)
+
+    given.inner_test = on_ranks
+    try:
+        item.obj(**values)
     finally:
         given.inner_test = inner
 
 
-def _drop_rank(body: Callable[..., None], inner: Callable[..., Any], *args: Any, **kw: Any) -> None:
-    __tracebackhide__ = True
-    kw.pop(RANK_ARGUMENT, None)
-    body(inner, *args, **kw)
-
-
 def _run_body(
-    world: LastingWorld, rank_argument: str | None, function: Callable[..., Any], *args: Any,
-    **kwargs: Any,
-) -> None:  # fmt: skip
+    body: Callable[..., Any], world: LastingWorld, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     __tracebackhide__ = True
+    rank_argument = RANK_ARGUMENT if kwargs.pop(RANK_ARGUMENT, None) is not None else None
     try:
-        world.run_with_rank(rank_argument, function, *args, **kwargs)
+        world.run_with_rank(rank_argument, body, *args, **kwargs)
     except RankFailure as failure:
         _pass_on(failure)
 
