@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from perfgate.errors import LaunchError, WorldError
+from perfgate.errors import LaunchError, UsageError, WorldError
 from perfgate.model import WorldSpec
+from perfgate.world.agreement import absence, disagreement, last
 from perfgate.world.crossing import pack_call, unpack
-from perfgate.world.failure import RankFailure, died, name_ranks, still_running
-from perfgate.world.local import Host, Process, host
-from perfgate.world.protocol import STACK_SIGNAL, Call, Failure, Reply, Stop, receive, send
+from perfgate.world.failure import (
+    RankFailure,
+    died,
+    disagreed,
+    left,
+    name_ranks,
+    returned,
+    still_running,
+)
+from perfgate.world.local import Host, Process, host, kernel_kills
+from perfgate.world.protocol import Call, Failure, Paused, Reply, Stop, receive, send
+from perfgate.world.record import collectives
 
 __all__ = ["RankFailure", "World"]
 
@@ -26,23 +35,44 @@ JOIN_DEADLINE_S = 60.0
 #: all failed alike, short enough that a waiting rank does not hold up the report.
 GRACE_S = 0.2
 _STACK_DEADLINE_S = 0.5
+_STOP_DEADLINE_S = 2.0
+_FOREVER_S = 86400.0
+#: The most that is shown of what one rank has written.
+OUTPUT_BYTES = 1 << 18
 
 
 @dataclass(slots=True)
 class _Exchange:
-    """One call under way: who has answered, who failed, until when it may go on."""
+    """One call under way: who has answered, who failed, until when it may go on.
+
+    :param paused: ranks that a debugger holds; the deadline waits for them.
+    """
 
     number: int
     pending: dict[int, Process]
     replies: dict[int, Reply]
     failures: dict[int, Failure]
     deadline: float
+    deadline_s: float
+    paused: set[int] = field(default_factory=set)
 
     def fail(self, failure: Failure) -> None:
         """Note a failure; from the first on, the others have a moment left."""
         self.pending.pop(failure.rank, None)
         self.failures[failure.rank] = failure
         self.deadline = min(self.deadline, time.monotonic() + GRACE_S)
+
+    def left_s(self) -> float:
+        """Return how long it may still go on."""
+        return _FOREVER_S if self.paused else self.deadline - time.monotonic()
+
+    def pause(self, message: Paused) -> None:
+        """Let the deadline wait while a debugger holds a rank; then give it all its time again."""
+        if message.held:
+            self.paused.add(message.rank)
+        else:
+            self.paused.discard(message.rank)
+            self.deadline = time.monotonic() + self.deadline_s
 
 
 class World:
@@ -53,36 +83,53 @@ class World:
 
     def __init__(self, spec: WorldSpec, machine: Host, processes: list[Process]) -> None:
         self.spec = spec
-        self.alive = True
         self.warnings: list[tuple[int, tuple[str, str, str, int]]] = []
+        self._open = True
         self._host = machine
         self._processes = processes
         self._calls = 0
-        self._marks = dict.fromkeys(range(spec.size), 0)
+        self._kernel_kills = kernel_kills()
 
     @classmethod
     def start(
-        cls, spec: WorldSpec | None = None, *, output: Path | None = None, passthrough: bool = False
+        cls,
+        spec: WorldSpec | None = None,
+        *,
+        output: Path | None = None,
+        passthrough: bool = False,
+        watched: bool = True,
+        post_mortem: bool = False,
     ) -> World:
         """Launch a world and wait until its process group is up.
 
-        :param output: a folder for ``rank<n>.log``; without it, nameless temporary files.
+        :param output: a folder for ``rank<n>.log``; without it, nameless files in memory.
         :param passthrough: let ranks write to this process's own output.
+        :param watched: note each rank's collectives (about a microsecond a call), so that a
+            failure tells where each rank was and ranks that disagree are found out.
+        :param post_mortem: enter the debugger on a rank whose function raises.
         :raises LaunchError: when ranks cannot be started.
         :raises RankFailure: when a rank fails while joining.
+        :raises UsageError: when this machine has too few GPUs for what is asked.
         """
         spec = spec or WorldSpec()
         machine = host()
-        # The group's own timeout is only a backstop: the controller's deadline comes first.
         processes = machine.launch(
-            spec,
-            timeout_s=spec.deadline_s * 2 + JOIN_DEADLINE_S,
-            output=output,
-            passthrough=passthrough,
+            spec, output=output, passthrough=passthrough, watched=watched, post_mortem=post_mortem
         )
         world = cls(spec, machine, processes)
-        world._gather(world._exchange(0, JOIN_DEADLINE_S))
+        try:
+            world._gather(world._exchange(0, JOIN_DEADLINE_S))
+        except BaseException as error:
+            world.close()
+            if isinstance(error.__cause__, UsageError):
+                raise error.__cause__ from None
+            raise
         return world
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still run something."""
+        return self._open and self._host.alive
 
     def run(
         self,
@@ -123,23 +170,20 @@ class World:
         return [unpack(reply.value) for reply in replies if reply.value is not None]
 
     def output(self, rank: int) -> str:
-        """Return what a rank has written since this was last asked."""
-        sink = self._processes[rank].output
-        if sink is None or sink.closed:
-            return ""
-        sink.seek(self._marks[rank])
-        data = sink.read()
-        self._marks[rank] += len(data)
-        return data.decode(errors="replace")
+        """Return what a rank has written since this was last asked, the end of it if it is long."""
+        data = self._processes[rank].new_output()
+        text = data[-OUTPUT_BYTES:].decode(errors="replace")
+        skipped = len(data) - OUTPUT_BYTES
+        return f"[{skipped} bytes before this are left out]\n{text}" if skipped > 0 else text
 
     def close(self) -> None:
         """End the world and wait until its processes are gone."""
-        if self.alive:
-            self.alive = False
+        if self._open:
+            self._open = False
             for process in self._processes:
                 with contextlib.suppress(OSError):
                     send(process.connection, Stop())
-            if self._host.alive and not self._host.wait_gone(self._processes, 2.0):
+            if self._host.alive and not self._host.wait_gone(self._processes, _STOP_DEADLINE_S):
                 self._host.kill(self._processes)
         for process in self._processes:
             process.close()
@@ -157,92 +201,112 @@ class World:
 
     def _exchange(self, number: int, deadline_s: float) -> _Exchange:
         pending = {process.rank: process for process in self._processes}
-        return _Exchange(number, pending, {}, {}, time.monotonic() + deadline_s)
+        return _Exchange(number, pending, {}, {}, time.monotonic() + deadline_s, deadline_s)
 
     def _gather(self, exchange: _Exchange) -> list[Reply]:
         """Wait for every rank's answer, or for the first failure and what follows from it."""
         __tracebackhide__ = True
-        started = time.monotonic()
         try:
             while exchange.pending:
-                left_s = exchange.deadline - time.monotonic()
+                left_s = exchange.left_s()
                 if left_s <= 0 or not self._turn(exchange, left_s):
-                    self._stop_late(exchange, time.monotonic() - started)
+                    self._stop_late(exchange)
         except BaseException:
             self._abandon()
             raise
-        if exchange.failures:
+        replies = [exchange.replies[rank] for rank in sorted(exchange.replies)]
+        if exchange.failures or len({reply.steps for reply in replies}) > 1:
+            failure = self._explain(exchange)
             self._abandon()
-            raise _as_error(self.spec.size, exchange)
-        return [exchange.replies[rank] for rank in range(self.spec.size)]
+            raise failure
+        return replies
 
     def _turn(self, exchange: _Exchange, left_s: float) -> bool:
         channels = {process.connection: process for process in exchange.pending.values()}
-        ready = wait([*channels, self._host.channel], left_s)
-        if self._host.channel in ready:
+        ready = wait([*channels, *self._host.news], left_s)
+        if any(channel in ready for channel in self._host.news):
             self._host.read_news()
-        for channel, process in channels.items():
-            if channel in ready:
+        for connection, process in channels.items():
+            if connection in ready:
                 self._take(exchange, process)
         for process in list(exchange.pending.values()):
-            if process.pid in self._host.exits and not process.connection.poll():
+            if process.status is not None and not process.connection.poll():
                 exchange.fail(self._death(process))
         return bool(ready)
 
     def _take(self, exchange: _Exchange, process: Process) -> None:
         try:
-            reply: Reply = receive(process.connection)
+            message: Reply | Paused = receive(process.connection)
         except (EOFError, OSError):
             self._host.wait_gone([process], 1.0)
             exchange.fail(self._death(process))
             return
-        self.warnings += [(process.rank, warning) for warning in reply.warnings]
-        exchange.replies[process.rank] = reply
+        if isinstance(message, Paused):
+            exchange.pause(message)
+            return
+        self.warnings += [(process.rank, warning) for warning in message.warnings]
+        exchange.replies[process.rank] = message
         exchange.pending.pop(process.rank)
-        if reply.failure is not None:
-            exchange.fail(reply.failure)
+        if message.failure is not None:
+            exchange.fail(message.failure)
 
     def _death(self, process: Process) -> Failure:
-        status = self._host.exits.get(process.pid, 0)
-        return died(process.rank, status, _read(process.stacks), time.monotonic_ns())
+        return died(
+            process.rank,
+            process.status,
+            process.stack(),
+            at_ns=process.ended_ns,
+            short_of_memory=kernel_kills() > self._kernel_kills,
+        )
 
-    def _stop_late(self, exchange: _Exchange, waited_s: float) -> None:
+    def _stop_late(self, exchange: _Exchange) -> None:
         """Turn the ranks that have not answered into failures, each with its stack."""
+        late = list(exchange.pending.values())
+        in_time = not exchange.failures
         if exchange.failures:
             outlived = f"when {name_ranks(exchange.failures)} failed"
         else:
-            outlived = f"when the deadline of {waited_s:.3g} s passed"
-            if exchange.replies:
-                outlived += f" ({name_ranks(exchange.replies)} had returned)"
-        stacks = self._stacks(list(exchange.pending.values()))
-        for rank, stack in stacks.items():
-            failure = still_running(rank, stack, outlived=outlived, at_ns=time.monotonic_ns())
-            exchange.fail(failure)
+            outlived = f"when the deadline of {exchange.deadline_s:.3g} s passed"
+        _dump_stacks(late)
+        for process in late:
+            stack, state = process.stack(), process.state()
+            exchange.fail(
+                still_running(process.rank, stack, state, outlived=outlived, at_fault=in_time)
+            )
 
-    def _stacks(self, processes: list[Process]) -> dict[int, str]:
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, STACK_SIGNAL)
-        until = time.monotonic() + _STACK_DEADLINE_S
-        stacks = {process.rank: "" for process in processes}
-        while time.monotonic() < until and not all(stacks.values()):
-            time.sleep(0.02)
-            stacks = {process.rank: _read(process.stacks) for process in processes}
-        return stacks
+    def _explain(self, exchange: _Exchange) -> RankFailure:
+        """Return the failure, with what the ranks' records say of it."""
+        histories = {p.rank: collectives(p.record()) for p in self._processes}
+        failures = exchange.failures
+        for rank, reply in exchange.replies.items():
+            if reply.failure is None:
+                failures[rank] = returned(rank)
+        for rank, step in disagreement(histories).items():
+            failures[rank] = disagreed(failures[rank], step)
+        if all(failure.innocent for failure in failures.values()):
+            for rank, step in absence(histories).items():
+                if failures[rank].kind == "returned":
+                    failures[rank] = left(rank, step)
+        told = [replace(f, last=last(histories[f.rank])) for f in failures.values()]
+        return _with_cause(RankFailure(self.spec.size, told))
 
     def _abandon(self) -> None:
-        self.alive = False
+        self._open = False
         with contextlib.suppress(LaunchError):
             self._host.kill(self._processes)
 
 
-def _read(stacks: Any) -> str:
-    stacks.seek(0)
-    return str(stacks.read().decode(errors="replace"))
+def _dump_stacks(processes: list[Process]) -> None:
+    """Make ranks write their stacks, and wait until those that can have done so."""
+    for process in processes:
+        process.ask_stack()
+    until = time.monotonic() + _STACK_DEADLINE_S
+    able = [process for process in processes if process.state() not in ("T", "t")]
+    while time.monotonic() < until and not all(process.stack() for process in able):
+        time.sleep(0.01)
 
 
-def _as_error(world_size: int, exchange: _Exchange) -> RankFailure:
-    failure = RankFailure(world_size, exchange.failures.values())
+def _with_cause(failure: RankFailure) -> RankFailure:
     if failure.culprit.exception is not None:
         with contextlib.suppress(Exception):
             failure.__cause__ = unpack(failure.culprit.exception)

@@ -7,7 +7,9 @@ import os
 import re
 import signal
 import textwrap
+import time
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import groupby
 
 from perfgate.errors import WorldError
@@ -15,6 +17,7 @@ from perfgate.world.protocol import Failure, Frame
 
 _STACK_FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 _ENGINE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_MOST_FRAMES = 10
 _COLLECTIVES_FILE = "distributed_c10d.py"
 
 
@@ -53,26 +56,54 @@ class RankFailure(WorldError):
         return "\n".join(parts)
 
 
-def died(rank: int, status: int, stack: str, at_ns: int) -> Failure:
-    """Return the failure of a rank that ended with ``status`` (negative: a signal's number)."""
-    if status < 0:
-        message = f"was killed by {signal.Signals(-status).name}"
+def died(
+    rank: int, status: int | None, stack: str, *, at_ns: int, short_of_memory: bool
+) -> Failure:
+    """Return the failure of a rank that ended with ``status`` (negative: a signal's number).
+
+    :param short_of_memory: whether the kernel has killed for want of memory meanwhile.
+    """
+    if status is None:
+        message = "closed its channel and lives on"
+    elif status < 0:
+        message = f"was killed by {_signal_name(-status)}"
     else:
         message = f"left with exit code {status} without an answer"
+    if status == -signal.SIGKILL and short_of_memory:
+        message += ": the kernel, out of memory"
     return Failure(rank=rank, kind="died", message=message, stack=stack, at_ns=at_ns)
 
 
-def still_running(rank: int, stack: str, *, outlived: str, at_ns: int) -> Failure:
-    """Return the failure of a rank that had to be stopped, by where its main thread was found."""
+def still_running(rank: int, stack: str, state: str, *, outlived: str, at_fault: bool) -> Failure:
+    """Return the failure of a rank that had to be stopped, by where its main thread was found.
+
+    :param state: the kernel's letter for what the process does.
+    :param at_fault: whether nobody else had failed: it outlived the deadline of its own accord.
+    """
     collective = collective_in(stack)
-    place = f"in {collective}" if collective else _innermost(stack)
-    return Failure(
-        rank=rank,
-        kind="waited" if collective else "hung",
-        message=f"{place} {outlived}".strip(),
-        stack=stack,
-        at_ns=at_ns,
-    )
+    if state in ("T", "t"):
+        kind, place = "hung", "stopped by a signal (SIGSTOP)"
+    elif collective:
+        kind, place = "waited", f"in {collective}"
+    else:
+        kind, place = "hung" if at_fault else "running", _innermost(stack)
+    message = f"{place} {outlived}"
+    return Failure(rank=rank, kind=kind, message=message, stack=stack, at_ns=time.monotonic_ns())
+
+
+def returned(rank: int) -> Failure:
+    """Return what is told of a rank that did nothing wrong that is known of."""
+    return Failure(rank=rank, kind="returned", message="")
+
+
+def left(rank: int, step: str) -> Failure:
+    """Return the failure of a rank that returned while others wait for it in ``step``."""
+    return Failure(rank=rank, kind="left", message=f"returned without joining {step}")
+
+
+def disagreed(failure: Failure, step: str) -> Failure:
+    """Return the failure of a rank that began ``step`` where the others began another."""
+    return replace(failure, kind="disagreed", message=f"{step}\n{failure.message}".strip())
 
 
 def collective_in(stack: str) -> str:
@@ -109,35 +140,53 @@ def _innermost(stack: str) -> str:
 
 
 def _blame(failure: Failure) -> tuple[int, int, int]:
-    echo = failure.peer_lost or failure.kind == "waited"
-    return (int(echo), failure.at_ns if failure.kind != "hung" else 0, failure.rank)
+    suspect = failure.kind == "raised" and failure.in_collective
+    guilt = 2 if failure.innocent else int(suspect)
+    return (guilt, failure.at_ns, failure.rank)
 
 
-def _told_as(failure: Failure) -> tuple[str, str]:
-    return (failure.kind, failure.message)
+def _told_as(failure: Failure) -> tuple[str, str, str]:
+    return (failure.kind, failure.message, failure.last)
 
 
 def _told_alike(one: Failure, other: Failure) -> bool:
-    return _told_as(one) == _told_as(other)
+    return (one.kind, one.message) == (other.kind, other.message)
 
 
 def _what(failure: Failure) -> str:
     first = failure.message.splitlines()[0] if failure.message else failure.type_name
-    if failure.kind == "raised":
-        return f"raised {first}"
-    return first if failure.kind == "died" else f"{failure.kind} {first}"
+    match failure.kind:
+        case "raised":
+            return f"raised {first}"
+        case "died" | "left":
+            return first
+        case "disagreed":
+            return f"called {first}"
+        case "running":
+            return f"was {first}"
+        case _:
+            return f"{failure.kind} {first}".strip()
 
 
 def _evidence(failure: Failure) -> list[str]:
-    if failure.kind == "waited" or failure.peer_lost:
-        return []
-    lines = [line for frame in failure.frames[:-1] for line in [_place(frame)]]
+    lines = [f"    last collective: {failure.last}"] if failure.last else []
+    if failure.innocent:
+        return lines
+    lines += _shorten([_place(frame) for frame in failure.frames[:-1]])
     if failure.frames:
         lines += _source(failure.frames[-1])
-    if failure.kind == "raised":
+    if failure.frames or failure.kind == "raised":
         lines += [f"E   {line}" for line in failure.message.splitlines()]
         lines += [_place(frame) for frame in failure.frames[-1:]]
     return lines + _without_engine(failure.stack)
+
+
+def _shorten(places: list[str]) -> list[str]:
+    """Return the first and last lines of a list that is too long to be read."""
+    left_out = len(places) - 2 * _MOST_FRAMES
+    if left_out <= 0:
+        return places
+    return [*places[:_MOST_FRAMES], f"... {left_out} frames ...", *places[-_MOST_FRAMES:]]
 
 
 def _without_engine(stack: str) -> list[str]:
@@ -157,6 +206,13 @@ def _is_engine(path: str) -> bool:
 
 def _place(frame: Frame) -> str:
     return f"{frame.path}:{frame.line}: in {frame.function}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _source(frame: Frame) -> list[str]:

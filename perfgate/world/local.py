@@ -6,13 +6,12 @@ import contextlib
 import json
 import os
 import pickle
-import shutil
+import signal
 import socket
 import subprocess
 import sys
-import tempfile
+import time
 import weakref
-from dataclasses import dataclass
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -20,11 +19,14 @@ from typing import BinaryIO, TypeVar
 
 from perfgate.errors import LaunchError
 from perfgate.model import WorldSpec
-from perfgate.world.protocol import Exited, Forked, Kill, Seat
+from perfgate.world.environ import rank_environ, terminal
+from perfgate.world.protocol import STACK_SIGNAL, Exited, Forked, Kill, Seat
+from perfgate.world.record import Record, anonymous_file
 
 M = TypeVar("M")
 
 START_DEADLINE_S = 120.0
+LOOPBACK = "127.0.0.1"
 _MESSAGE_BYTES = 1 << 20
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]);"
@@ -32,48 +34,97 @@ _BOOT = (
 )
 
 
-@dataclass(slots=True)
 class Process:
-    """One rank's process, as the controller holds it."""
+    """One rank's process on this machine, as the controller holds it.
 
-    rank: int
-    pid: int
-    connection: Connection
-    output: BinaryIO | None
-    stacks: BinaryIO
+    :ivar status: how it ended (negative: a signal's number); None while it lives.
+    """
+
+    def __init__(self, rank: int, connection: Connection, output: BinaryIO | None) -> None:
+        self.rank = rank
+        self.pid = 0
+        self.status: int | None = None
+        self.ended_ns = 0
+        self.connection = connection
+        self._output = output
+        self._read = 0
+        self._stacks = open(anonymous_file("perfgate-stacks"), "r+b", buffering=0)  # noqa: SIM115
+        self._record = Record()
+
+    def descriptors(self, channel: int) -> list[int]:
+        """Return what the rank is to be given, in the order of ``worker.Files``."""
+        output = self._output.fileno() if self._output else 1
+        return [channel, output, self._stacks.fileno(), self._record.descriptor]
+
+    def ask_stack(self) -> None:
+        """Make the rank write its stacks; it may be stopped, or not listen."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, STACK_SIGNAL)
+
+    def stack(self) -> str:
+        """Return the stacks that it has written."""
+        self._stacks.seek(0)
+        return self._stacks.read().decode(errors="replace")
+
+    def record(self) -> bytes:
+        """Return the record of its collectives."""
+        return self._record.read()
+
+    def state(self) -> str:
+        """Return the letter by which the kernel tells what it is doing, or nothing."""
+        with contextlib.suppress(OSError):
+            stat = Path(f"/proc/{self.pid}/stat").read_text()
+            return stat.rpartition(")")[2].split()[0]
+        return ""
+
+    def new_output(self) -> bytes:
+        """Return what it has written since this was last asked."""
+        if self._output is None or self._output.closed:
+            return b""
+        self._output.seek(self._read)
+        data = self._output.read()
+        self._read += len(data)
+        return data
 
     def close(self) -> None:
         """Close what the controller holds of it."""
-        self.connection.close()
-        self.stacks.close()
-        if self.output is not None:
-            self.output.close()
+        if not self._stacks.closed:
+            self.connection.close()
+            self._stacks.close()
+            self._record.close()
+        if self._output is not None:
+            self._output.close()
+
+
+def kernel_kills() -> int:
+    """Return how often the kernel has killed a process for want of memory, since it runs."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0
 
 
 class Host:
-    """A machine: one zygote, and news of the ranks that it forked.
-
-    :ivar exits: exit status by pid of the ranks that are known to be gone.
-    """
+    """The machine we are on: one zygote, and news of the ranks that it forked."""
 
     def __init__(self) -> None:
-        self.exits: dict[int, int] = {}
-        self.directory = Path(tempfile.mkdtemp(prefix="perfgate-"))
-        self._worlds = 0
+        self._living: dict[int, Process] = {}
         self._ready = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.channel = ours
+        self._channel = ours
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, str(theirs.fileno()), json.dumps(_paths())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
-        self._close = weakref.finalize(self, _clear_away, ours, self.process, self.directory)
+        self._close = weakref.finalize(self, _clear_away, ours, self.process)
 
-    def fileno(self) -> int:
-        """Make the host something that can be waited for."""
-        return self.channel.fileno()
+    @property
+    def news(self) -> list[socket.socket]:
+        """What to wait on for news of ranks that end."""
+        return [self._channel]
 
     @property
     def alive(self) -> bool:
@@ -94,81 +145,123 @@ class Host:
             self._ready = True
 
     def launch(
-        self, spec: WorldSpec, *, timeout_s: float, output: Path | None, passthrough: bool
+        self,
+        spec: WorldSpec,
+        *,
+        output: Path | None,
+        passthrough: bool,
+        watched: bool,
+        post_mortem: bool = False,
     ) -> list[Process]:
         """Fork one process a rank; they join their group on their own.
+
+        :raises LaunchError: when the zygote is gone, or there is no room for output.
+        """
+        with socket.create_server((LOOPBACK, 0), backlog=spec.size) as listener:
+            seats = [
+                Seat(
+                    rank=rank,
+                    local_rank=rank,
+                    spec=spec,
+                    rendezvous=listener.getsockname(),
+                    cwd=os.getcwd(),
+                    sys_path=tuple(_paths()),
+                    environ=rank_environ(spec, rank),
+                    watched=watched,
+                    terminal=terminal(),
+                    post_mortem=post_mortem,
+                )
+                for rank in range(spec.size)
+            ]
+            sinks = [None if passthrough else _open_output(output, seat.rank) for seat in seats]
+            return self.fork(seats, sinks, listener)
+
+    def fork(
+        self, seats: list[Seat], sinks: list[BinaryIO | None], listener: socket.socket | None
+    ) -> list[Process]:
+        """Fork a process for each seat, asked for all at once; rank 0 gets the listener.
 
         :raises LaunchError: when the zygote is gone.
         """
         self.wait_ready()
-        self._worlds += 1
-        rendezvous = self.directory / f"world-{self._worlds}"
         processes: list[Process] = []
-        for rank in range(spec.size):
-            seat = Seat(
-                rank=rank,
-                spec=spec,
-                rendezvous=str(rendezvous),
-                timeout_s=timeout_s,
-                cwd=os.getcwd(),
-                sys_path=tuple(_paths()),
-                environ=_environ(spec, rank),
-            )
-            processes.append(self._fork(seat, output, passthrough))
+        try:
+            for seat, sink in zip(seats, sinks, strict=True):
+                processes.append(self._ask(seat, sink, listener))
+            for process in processes:
+                process.pid = self._receive(Forked, START_DEADLINE_S).pid
+                self._living[process.pid] = process
+        except BaseException:
+            for process in processes:
+                process.close()
+            self.close()
+            raise
         return processes
 
     def kill(self, processes: list[Process]) -> None:
         """Kill ranks and all that they started, and wait until they are gone."""
-        self._send(Kill(tuple(p.pid for p in processes if p.pid not in self.exits)))
+        self._send(Kill(tuple(p.pid for p in processes if p.status is None)))
         self.wait_gone(processes, 10.0)
 
     def wait_gone(self, processes: list[Process], timeout_s: float) -> bool:
         """Wait until every process has ended; say whether it has."""
-        while any(p.pid not in self.exits for p in processes):
-            if not wait([self.channel], timeout_s):
+        until = time.monotonic() + timeout_s
+        while any(process.status is None for process in processes):
+            left_s = until - time.monotonic()
+            if left_s <= 0 or not wait([self._channel], left_s):
                 return False
             self.read_news()
         return True
 
     def read_news(self) -> None:
-        """Take in one message of the zygote.
+        """Take in one piece of news.
 
         :raises LaunchError: when the zygote is gone.
         """
-        message = self._receive(Exited, 0.0)
-        self.exits[message.pid] = message.status
+        self._note(self._receive(Exited, 0.0))
 
-    def _fork(self, seat: Seat, output: Path | None, passthrough: bool) -> Process:
+    def _note(self, exited: Exited) -> None:
+        process = self._living.pop(exited.pid)
+        process.status, process.ended_ns = exited.status, exited.at_ns
+
+    def _ask(self, seat: Seat, sink: BinaryIO | None, listener: socket.socket | None) -> Process:
         ours, theirs = socket.socketpair()
-        stacks = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - it lives as long as the rank
-        sink = None if passthrough else _open_output(output, seat.rank)
+        process = Process(seat.rank, Connection(ours.detach()), sink)
         with theirs:
-            descriptors = [theirs.fileno(), sink.fileno() if sink else 1, stacks.fileno()]
+            descriptors = process.descriptors(theirs.fileno())
+            if listener is not None and seat.rank == 0:
+                descriptors.append(listener.fileno())
             self._send(seat, descriptors)
-        pid = self._receive(Forked, START_DEADLINE_S).pid
-        self.exits.pop(pid, None)
-        return Process(seat.rank, pid, Connection(ours.detach()), sink, stacks)
+        return process
 
     def _send(self, message: object, descriptors: list[int] | None = None) -> None:
         try:
-            socket.send_fds(self.channel, [pickle.dumps(message)], descriptors or [])
+            socket.send_fds(self._channel, [pickle.dumps(message)], descriptors or [])
         except OSError as error:
             raise LaunchError(f"the process that forks ranks is gone: {error}") from error
 
     def _receive(self, kind: type[M], timeout_s: float) -> M:
-        """Return the next message of this kind; exits that come before it are kept."""
+        """Return the next message of this kind; exits that come before it are noted."""
         while True:
-            if timeout_s and not wait([self.channel], timeout_s):
+            if timeout_s and not wait([self._channel], timeout_s):
                 raise LaunchError(f"the process that forks ranks gave no answer in {timeout_s:g} s")
-            data = self.channel.recv(_MESSAGE_BYTES)
+            data = self._channel.recv(_MESSAGE_BYTES)
             if not data:
-                status = self.process.wait()
-                raise LaunchError(f"the process that forks ranks ended with status {status}")
+                raise LaunchError(f"the process that forks ranks {self._ending()}")
             message = pickle.loads(data)
             if isinstance(message, kind):
                 return message
             if isinstance(message, Exited):
-                self.exits[message.pid] = message.status
+                self._note(message)
+
+    def _ending(self) -> str:
+        try:
+            status = self.process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            return "has closed its channel"
+        if status < 0:
+            return f"was killed by {signal.Signals(-status).name}"
+        return f"ended with status {status}"
 
 
 @cache
@@ -190,33 +283,21 @@ def _paths() -> list[str]:
 
 def _open_output(directory: Path | None, rank: int) -> BinaryIO:
     if directory is None:
-        return tempfile.TemporaryFile(buffering=0)
-    directory.mkdir(parents=True, exist_ok=True)
-    return open(directory / f"rank{rank}.log", "w+b", buffering=0)
+        return open(anonymous_file(f"perfgate-rank{rank}"), "w+b", buffering=0)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return open(directory / f"rank{rank}.log", "w+b", buffering=0)
+    except OSError as error:
+        raise LaunchError(
+            f"the output of rank {rank} cannot be kept: {error}; make room, or choose another "
+            "folder with --perfgate-report"
+        ) from error
 
 
-def _environ(spec: WorldSpec, rank: int) -> dict[str, str]:
-    defaults = {"OMP_NUM_THREADS": "1"}
-    if spec.backend == "gloo" and sys.platform == "linux":
-        # A host name that does not resolve is the usual reason that gloo does not come up.
-        defaults["GLOO_SOCKET_IFNAME"] = "lo"
-    identity = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(spec.size),
-        "LOCAL_WORLD_SIZE": str(spec.size),
-        "LOCAL_SIZE": str(spec.size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29500",
-    }
-    return defaults | dict(os.environ) | identity
-
-
-def _clear_away(channel: socket.socket, process: subprocess.Popen[bytes], directory: Path) -> None:
+def _clear_away(channel: socket.socket, process: subprocess.Popen[bytes]) -> None:
     channel.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=10)
     if process.poll() is None:
         process.kill()
         process.wait()
-    shutil.rmtree(directory, ignore_errors=True)

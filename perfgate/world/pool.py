@@ -40,20 +40,21 @@ class Worlds:
             if world is not None:
                 world.close()
             self._make_room()
-            world = self.fresh(spec)
+            world = self.fresh(spec, watched=True)
         world.spec = spec  # equal worlds may differ in their deadline
         self._living[spec] = world
         return world
 
-    def fresh(self, spec: WorldSpec) -> World:
+    def fresh(self, spec: WorldSpec, *, watched: bool = False) -> World:
         """Launch a world that only the caller holds, and is to close.
 
+        :param watched: whether to note its collectives; off, because it is for measuring.
         :raises LaunchError: when ranks cannot be started.
         :raises RankFailure: when a rank fails while joining.
         """
         self._started += 1
         output = self._output and self._output / f"world{self._started}"
-        return World.start(spec, output=output, passthrough=self._passthrough)
+        return World.start(spec, output=output, passthrough=self._passthrough, watched=watched)
 
     def lasting(self, spec: WorldSpec) -> LastingWorld:
         """Return what stands for a living world of this kind, whatever befalls its ranks."""

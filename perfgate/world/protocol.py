@@ -22,15 +22,24 @@ STACK_SIGNAL = signal.SIGUSR1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """Where a rank sits: all it must know to join its world."""
+    """Where a rank sits: all it must know to join its world.
+
+    :param rendezvous: host and port of the store that rank 0 serves.
+    :param watched: whether the collectives it begins are noted.
+    :param terminal: the device that a debugger in the rank may talk through, if there is one.
+    :param post_mortem: whether to enter the debugger when a function raises.
+    """
 
     rank: int
+    local_rank: int
     spec: WorldSpec
-    rendezvous: str
-    timeout_s: float
+    rendezvous: tuple[str, int]
     cwd: str
     sys_path: tuple[str, ...]
     environ: dict[str, str]
+    watched: bool = True
+    terminal: str = ""
+    post_mortem: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,7 @@ class Exited:
 
     pid: int
     status: int
+    at_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +96,16 @@ class Frame:
 class Failure:
     """How one rank failed.
 
-    :param kind: ``raised``, ``skipped``, ``xfailed``, ``died``, ``hung`` or ``waited``.
+    :param kind: of its own accord: ``raised``, ``skipped``, ``xfailed``, ``died``, ``hung``,
+        ``disagreed`` (began another collective than the rest) or ``left`` (returned while others
+        wait for it); of a bystander: ``waited``, ``running`` or ``returned``.
     :param type_name: the exception's class, for ``raised``.
     :param message: the exception's text, a signal's name, or where the rank was found.
     :param frames: the traceback, outermost first, without perfgate's own frames.
     :param stack: every thread's stack, for a rank that was still running.
     :param peer_lost: whether this is the echo of another rank's end.
+    :param in_collective: whether it was raised inside a collective.
+    :param last: the rank's last collective, in words.
     :param at_ns: when, on the machine's monotonic clock.
     :param exception: the pickled exception, where it can be pickled.
     """
@@ -103,19 +117,38 @@ class Failure:
     frames: tuple[Frame, ...] = ()
     stack: str = ""
     peer_lost: bool = False
+    in_collective: bool = False
+    last: str = ""
     at_ns: int = 0
     exception: bytes | None = None
+
+    @property
+    def innocent(self) -> bool:
+        """Whether it only suffered what another rank did."""
+        return self.peer_lost or self.kind in ("waited", "running", "returned")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """From a rank: the call's result as cloudpickle's bytes, or its failure."""
+    """From a rank: the call's result as cloudpickle's bytes, or its failure.
+
+    :param steps: a digest of the collectives that it began on the whole world.
+    """
 
     rank: int
     number: int
     value: bytes | None = None
     failure: Failure | None = None
     warnings: tuple[tuple[str, str, str, int], ...] = field(default=())
+    steps: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """From a rank: a debugger holds it (``held``), or no longer; deadlines wait meanwhile."""
+
+    rank: int
+    held: bool
 
 
 def send(connection: Connection, message: object) -> None:

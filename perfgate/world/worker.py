@@ -7,8 +7,10 @@ A rank knows nothing of pytest, baselines or verdicts. Outcomes that pytest rais
 from __future__ import annotations
 
 import atexit
+import contextlib
 import datetime
 import faulthandler
+import multiprocessing
 import os
 import random
 import sys
@@ -24,7 +26,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from perfgate.errors import UsageError
 from perfgate.world.crossing import pack, unpack
+from perfgate.world.debug import enter_post_mortem, install_breakpoint
 from perfgate.world.protocol import (
     STACK_SIGNAL,
     Call,
@@ -36,8 +40,12 @@ from perfgate.world.protocol import (
     receive,
     send,
 )
+from perfgate.world.watch import Watch
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCH_DISTRIBUTED = os.path.dirname(dist.__file__) + os.sep
+#: The controller's deadlines come first; no group ever waits for its own.
+_GROUP_TIMEOUT_S = 86400.0
 _OUTCOMES = {"Skipped": "skipped", "XFailed": "xfailed"}
 _PEER_LOST = ("connection closed by peer", "connection reset by peer", "connection refused",
               "timed out waiting", "broken pipe", "remote process exited")  # fmt: skip
@@ -54,11 +62,18 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """A rank's open descriptors: its channel, its output and where its stacks are dumped."""
+    """A rank's open descriptors.
+
+    :param stacks: where its threads' stacks are dumped.
+    :param record: where its collectives are noted.
+    :param listener: the socket of the store that it serves, if it does.
+    """
 
     channel: int
     output: int
     stacks: int
+    record: int
+    listener: int | None = None
 
 
 def serve(seat: Seat, files: Files) -> NoReturn:
@@ -66,9 +81,15 @@ def serve(seat: Seat, files: Files) -> NoReturn:
     connection = Connection(files.channel)
     try:
         _settle(seat, files)
-        rank = _join(seat)
+        watch = Watch(files.record)
+        if seat.watched:
+            watch.install()
+        rank = _join(seat, files)
+        install_breakpoint(seat, connection)
         send(connection, Reply(rank=seat.rank, number=0))
-        _loop(connection, rank)
+        while not isinstance(message := receive(connection), Stop):
+            watch.reset()
+            send(connection, _answer(message, rank, seat, watch))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the controller is to know
@@ -96,45 +117,75 @@ def _settle(seat: Seat, files: Files) -> None:
     torch.set_num_threads(int(seat.environ.get("OMP_NUM_THREADS", "1")))
 
 
-def _join(seat: Seat) -> Rank:
+def _join(seat: Seat, files: Files) -> Rank:
     spec = seat.spec
-    device = torch.device(spec.device, seat.rank) if spec.device == "cuda" else torch.device("cpu")
-    if device.type == "cuda":
+    device = torch.device("cpu")
+    if spec.device == "cuda":
+        device = torch.device("cuda", _gpu(seat))
         torch.cuda.set_device(device)
+    host, port = seat.rendezvous
+    timeout = datetime.timedelta(seconds=_GROUP_TIMEOUT_S)
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        host,
+        port,
+        spec.size,
+        is_master=files.listener is not None,
+        timeout=timeout,
+        wait_for_workers=False,
+        master_listen_fd=files.listener,
+    )
     dist.init_process_group(
-        spec.backend,
-        store=dist.FileStore(seat.rendezvous, spec.size),  # type: ignore[attr-defined]
-        rank=seat.rank,
-        world_size=spec.size,
-        timeout=datetime.timedelta(seconds=seat.timeout_s),
+        spec.backend, store=store, rank=seat.rank, world_size=spec.size, timeout=timeout
     )
     return Rank(seat.rank, spec.size, device)
 
 
-def _loop(connection: Connection, rank: Rank) -> None:
-    while not isinstance(message := receive(connection), Stop):
-        send(connection, _answer(message, rank))
+def _gpu(seat: Seat) -> int:
+    """Return the rank's GPU: one each for nccl, shared among ranks where gloo has to.
+
+    :raises UsageError: where there is none, or nccl would have to share one.
+    """
+    gpus = torch.cuda.device_count()
+    ranks = int(seat.environ["LOCAL_WORLD_SIZE"])
+    if gpus == 0:
+        raise UsageError(f"the world {seat.spec} needs a GPU and torch sees none; use device='cpu'")
+    if seat.spec.backend == "nccl" and ranks > gpus:
+        raise UsageError(
+            f"nccl takes one GPU a rank: {ranks} ranks, {gpus} GPU{'s' if gpus > 1 else ''} on "
+            "this machine; use fewer ranks or backend='gloo', which can share one"
+        )
+    first = int(seat.environ.get("PERFGATE_FIRST_GPU", "0"))
+    return (first + seat.local_rank) % gpus
 
 
-def _answer(call: Call, rank: Rank) -> Reply:
+def _answer(call: Call, rank: Rank, seat: Seat, watch: Watch) -> Reply:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        value, failure = _run(call, rank)
+        value, failure = _run(call, rank, seat)
     told = tuple((w.category.__name__, str(w.message), w.filename, w.lineno) for w in caught)
-    return Reply(rank=rank.index, number=call.number, value=value, failure=failure, warnings=told)
+    return Reply(
+        rank=rank.index,
+        number=call.number,
+        value=value,
+        failure=failure,
+        warnings=told,
+        steps=watch.steps,
+    )
 
 
-def _run(call: Call, rank: Rank) -> tuple[bytes | None, Failure | None]:
+def _run(call: Call, rank: Rank, seat: Seat) -> tuple[bytes | None, Failure | None]:
     try:
         function, args, kwargs = unpack(call.payload)
         if call.rank_argument is not None:
             kwargs = {**kwargs, call.rank_argument: rank}
-        return _crossing(function(*args, **kwargs)), None
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the controller is to know
-        return None, _failure(rank.index, error)
-    finally:
+        value = _crossing(function(*args, **kwargs))
         sys.stdout.flush()
         sys.stderr.flush()
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the controller is to know
+        if seat.post_mortem and seat.terminal:
+            enter_post_mortem(error)
+        return None, _failure(rank.index, error)
+    return value, None
 
 
 def _crossing(result: Any) -> bytes:
@@ -156,6 +207,7 @@ def _failure(rank: int, error: BaseException) -> Failure:
         message=message if type(error).__name__ not in _OUTCOMES else str(error),
         frames=_frames(error.__traceback__),
         peer_lost=isinstance(error, RuntimeError) and _is_echo(message),
+        in_collective=isinstance(error, RuntimeError) and _inside_torch(error.__traceback__),
         at_ns=time.monotonic_ns(),
         exception=_pickled(error),
     )
@@ -164,6 +216,12 @@ def _failure(rank: int, error: BaseException) -> Failure:
 def _is_echo(message: str) -> bool:
     text = message.lower()
     return any(phrase in text for phrase in _PEER_LOST)
+
+
+def _inside_torch(tb: TracebackType | None) -> bool:
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    return tb is not None and tb.tb_frame.f_code.co_filename.startswith(_TORCH_DISTRIBUTED)
 
 
 def _pickled(error: BaseException) -> bytes | None:
@@ -193,11 +251,14 @@ def _frames(tb: TracebackType | None) -> tuple[Frame, ...]:
 
 
 def _leave() -> NoReturn:
-    # The group is not destroyed and threads are not joined: a peer that is gone would be waited
-    # for. Exit functions run, because coverage and profilers write their files there.
+    # The group is not destroyed and nothing is joined: what is gone, or never ends, would be
+    # waited for. Exit functions run, because coverage and profilers write their files there.
+    for child in multiprocessing.active_children():
+        child.kill()
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(0)
 
 

@@ -2,8 +2,9 @@
 
 Importing torch takes seconds, a fork of a process that has imported it 10 ms. The zygote starts
 no thread pool and never touches a GPU, so that a fork of it is as good as a fresh process. It
-adopts what ranks leave behind (``PR_SET_CHILD_SUBREAPER``), so that killing a rank clears away
-its children too, and it kills everything when the controller is gone, however that went.
+adopts what a dead rank leaves behind (``PR_SET_CHILD_SUBREAPER``, on both of them), daemons
+included, so that the end of a rank is the end of its children too, and it kills everything when
+the controller is gone, however that went.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ import select
 import signal
 import socket
 import sys
+import time
+import weakref
 from pathlib import Path
 from typing import NoReturn
+
+import psutil
 
 from perfgate.world.protocol import Exited, Forked, Kill, Seat
 
@@ -32,6 +37,7 @@ PRELOAD = (
     "perfgate.bench.timing",
 )
 _MESSAGE_BYTES = 1 << 20
+_DESCRIPTORS = 5
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -40,6 +46,10 @@ def main(descriptor: int) -> NoReturn:
     """Serve fork and kill requests on a socket until the other end closes."""
     for module in PRELOAD:
         importlib.import_module(module)
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        # What the preloaded modules would take down at exit (torch: 25 ms of op tables) is
+        # the zygote's; a rank has no need to.
+        finalizer.atexit = False
     gc.collect()
     gc.freeze()
     channel = socket.socket(fileno=descriptor)
@@ -64,8 +74,8 @@ class Zygote:
         signal.signal(signal.SIGTERM, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.set_wakeup_fd(self.alarm, warn_on_full_buffer=False)
-        self._tell(Forked(os.getpid()))
         with contextlib.suppress(ConnectionError):
+            self._tell(Forked(os.getpid()))
             while os.getppid() == self.parent and self._turn():
                 pass
         self._kill_all()
@@ -78,7 +88,7 @@ class Zygote:
         return self.channel.fileno() not in ready or self._obey()
 
     def _obey(self) -> bool:
-        data, descriptors, _, _ = socket.recv_fds(self.channel, _MESSAGE_BYTES, 3)
+        data, descriptors, _, _ = socket.recv_fds(self.channel, _MESSAGE_BYTES, _DESCRIPTORS)
         if not data:
             return False
         message = pickle.loads(data)
@@ -107,6 +117,7 @@ class Zygote:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.setsid()
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            _prctl(_PR_SET_CHILD_SUBREAPER, 1)
             if os.getppid() != zygote:
                 os._exit(70)
             self.channel.close()
@@ -128,36 +139,36 @@ class Zygote:
                 return
             if pid in self.ranks:
                 self.ranks.discard(pid)
-                self._clear_session(pid)
-                self._tell(Exited(pid, os.waitstatus_to_exitcode(status)))
+                at_ns = time.monotonic_ns()
+                _kill_session_group(pid)
+                self._kill_orphans()
+                self._tell(Exited(pid, os.waitstatus_to_exitcode(status), at_ns))
 
-    def _clear_session(self, leader: int) -> None:
-        """Kill what a dead rank left behind: its group, and orphans of its session."""
-        _kill_session_group(leader)
-        for orphan in _children() - self.ranks:
-            if not self.ranks or _session(orphan) == leader:
-                _kill(orphan)
+    def _kill_orphans(self) -> None:
+        """Kill what dead ranks left behind: a living rank adopts its own orphans itself."""
+        while orphans := _children() - self.ranks:
+            for pid in orphans:
+                _kill(pid)
+                os.waitpid(pid, 0)
 
     def _kill_all(self) -> None:
         for pid in self.ranks:
             _kill_group(pid)
-        for pid in _children():
-            _kill(pid)
+        while self.ranks:
+            pid, _ = os.waitpid(-1, 0)
+            self.ranks.discard(pid)
+        self._kill_orphans()
 
     def _tell(self, message: object) -> None:
         self.channel.send(pickle.dumps(message))
 
 
 def _children() -> set[int]:
-    listing = Path(f"/proc/self/task/{os.getpid()}/children")
-    return {int(pid) for pid in listing.read_text().split()} if listing.exists() else set()
-
-
-def _session(pid: int) -> int:
     try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return -1
+        listing = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    except OSError:
+        return {child.pid for child in psutil.Process().children()}
+    return {int(pid) for pid in listing.split()}
 
 
 def _kill(pid: int) -> None:
