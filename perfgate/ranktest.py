@@ -22,6 +22,13 @@ _GATE_KEYWORDS = ("max_regression", "must_catch")
 RANK_ARGUMENT = "rank"
 
 
+class RankToCome:
+    """What stands for a test's rank until the body runs on one."""
+
+    def __repr__(self) -> str:
+        return "<rank>"
+
+
 def world_spec(item: pytest.Item, settings: Settings) -> WorldSpec:
     """Return the world that a test's markers and the settings ask for.
 
@@ -69,14 +76,20 @@ def run_on_ranks(item: pytest.Function, world: LastingWorld) -> None:
     """Run a test's body on every rank of a world; a property (``@given``) once an example."""
     __tracebackhide__ = True
     values = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
+    run = _run_property if hasattr(item.obj, "hypothesis") else _run_example
+    failed: RankFailure | None = None
     try:
-        if hasattr(item.obj, "hypothesis"):
-            _run_property(item, world, values)
-        else:
-            _run_body(item.obj, world, (), values)
+        run(item, world, values)
     except RankFailure as failure:
-        notes = getattr(failure, "__notes__", [])  # Hypothesis tells its example there
-        pytest.fail("\n".join([str(failure), *notes]), pytrace=False)
+        failed = failure
+    if failed is not None:
+        notes = getattr(failed, "__notes__", [])  # Hypothesis tells its example there
+        pytest.fail("\n".join([str(failed), *notes]), pytrace=False)
+
+
+def _run_example(item: pytest.Function, world: LastingWorld, values: dict[str, Any]) -> None:
+    __tracebackhide__ = True
+    _run_body(item.obj, world, (), values)
 
 
 def _run_property(item: pytest.Function, world: LastingWorld, values: dict[str, Any]) -> None:
