@@ -151,7 +151,13 @@ class Contrast:
 
 
 def noncentrality(dof: float, critical: float, power: float) -> float:
-    """Return the shift, in standard errors, at which t exceeds ``critical`` with ``power``."""
+    """Return the shift, in standard errors, at which t exceeds ``critical`` with ``power``.
+
+    The noncentral t distribution, and its limits where solving for it is slow: the normal for
+    many degrees of freedom, and the spread of the standard error alone for a large shift.
+    """
     if dof > 1e4:
         return critical + float(special.ndtri(power))
+    if critical > 50:
+        return critical * math.sqrt(float(special.chdtri(dof, 1 - power)) / dof)
     return float(special.nctdtrinc(dof, 1 - power, critical))
