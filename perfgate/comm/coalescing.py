@@ -94,6 +94,8 @@ def _log(batch: Batch, group: ProcessGroup, manager: Any, enter_ns: int) -> None
         collective_number(group) if collective else 0,
     )  # fmt: skip
     handles = [work for work in manager.works if work is not None]
-    result = timed(handles, write, enter_ns, leave_ns, notified=collective, device=batch.device)
+    result = timed(
+        handles, batch.records, write, enter_ns, leave_ns, notified=collective, device=batch.device
+    )
     if handles:
         manager.works[:] = result

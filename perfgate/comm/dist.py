@@ -21,8 +21,10 @@ from perfgate.comm.calls import CALLS, Call
 from perfgate.comm.coalescing import coalescing_manager
 from perfgate.comm.collect import log_summary
 from perfgate.comm.configuration import CommsConfig, read_config
+from perfgate.comm.export import write_chrome_trace, write_csv, write_json, write_tensorboard
 from perfgate.comm.logged import Target, logged
 from perfgate.comm.process import comms_logger
+from perfgate.comm.summary import trim_mean
 
 _FUNCTION = """
 def {name}({parameters}, prof=False, log_name=None):
@@ -144,6 +146,11 @@ PUBLIC: Mapping[str, Any] = MappingProxyType(
         "reset_log": reset_log,
         "has_comm_data": has_comm_data,
         "get_comm_operation_count": get_comm_operation_count,
+        "trim_mean": trim_mean,
+        "write_csv": write_csv,
+        "write_json": write_json,
+        "write_chrome_trace": write_chrome_trace,
+        "write_tensorboard": write_tensorboard,
     }
 )
 """What ``perfgate.comm`` offers of its own; everything else there is torch.distributed's."""

@@ -95,4 +95,6 @@ def logged(
         comms_logger.add(records, selector, key, size_bytes, enter_ns, sequence, latency_s)
         return None
     write = partial(comms_logger.add, records, selector, key, size_bytes, enter_ns, sequence)
-    return timed(result, write, enter_ns, leave_ns, notified=target.collective, device=device)
+    return timed(
+        result, records, write, enter_ns, leave_ns, notified=target.collective, device=device
+    )

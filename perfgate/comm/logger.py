@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from perfgate.comm.bandwidth import algbw_gbps, busbw_gbps
 from perfgate.comm.calls import CALLS
 from perfgate.comm.configuration import CommsConfig, op_names, read_config
-from perfgate.comm.records import Key, PlainKey, Records, Slot, Snapshot
+from perfgate.comm.records import Key, PlainKey, Records, Snapshot
 from perfgate.comm.summary import raw_data, readable_size, rows
 
 
@@ -143,23 +143,25 @@ class CommsLogger:
         latency_s: float,
         enqueue_s: float = math.nan,
         wait_s: float = math.nan,
-    ) -> Slot | None:
+    ) -> int | None:
         """Log a call that is done, unless it was stopped or reset while it ran.
 
         :param records: what :attr:`records` was when the call began.
         :param selector: the op or log_name that must still be selected; None for ``prof=True``.
 
-        The rest is as in :data:`~perfgate.comm.records.RECORD`.
+        The rest is as in :data:`~perfgate.comm.records.RECORD`. Returns the record's index.
         """
         with self._lock:
             if records is not self.records or not self.enabled:
                 return None
             if selector is not None and (selector in self._exceptions) is self._all:
                 return None
-            slot = records.append(key, size_bytes, enter_ns, latency_s, sequence, enqueue_s, wait_s)
+            index = records.append(
+                key, size_bytes, enter_ns, sequence, latency_s, enqueue_s, wait_s
+            )
         if self.verbose:
             self._print(Key(*key), size_bytes, latency_s)
-        return slot
+        return index
 
     def append(self, raw_name: str, record_name: str, latency: float, msg_size: int) -> None:
         """Log a call of the whole world that was timed elsewhere.
@@ -173,7 +175,7 @@ class CommsLogger:
         busbw_gbps(op, msg_size, latency, world_size)  # refuses an unknown op
         key = Key(record_name, op, "", world_size, False)
         with self._lock:
-            self.records.append(key, msg_size, 0, latency / 1e3)
+            self.records.append(key, msg_size, 0, 0, latency / 1e3)
 
     def later(self, pending: Pending) -> None:
         """Keep a call whose time is read when somebody asks, or once it is known anyway."""

@@ -65,17 +65,6 @@ OTHER = Key("(other)", "barrier", "", 1, False)
 """Where calls go once 65 535 keys are in use, as with a new log_name for every step."""
 
 
-class Slot(NamedTuple):
-    """A written record's place, for what becomes known later."""
-
-    chunk: bytearray
-    offset: int
-
-    def set_wait(self, wait_s: float) -> None:
-        """Add how long the wait blocked, in seconds."""
-        _PACK_WAIT.pack_into(self.chunk, self.offset + _WAIT_OFFSET, wait_s)
-
-
 class Records:
     """Records in the order in which calls were done, in memory that grows by chunks.
 
@@ -98,28 +87,33 @@ class Records:
         key: PlainKey,
         size_bytes: int,
         enter_ns: int,
+        sequence: int,
         latency_s: float,
-        sequence: int = 0,
         enqueue_s: float = math.nan,
         wait_s: float = math.nan,
-    ) -> Slot:
-        """Write one record."""
+    ) -> int:
+        """Write one record and return its index."""
         key_id = self._key_ids.get(key)
         if key_id is None:
             key_id = self._intern(key)
-        index = self._count % _CHUNK_RECORDS
-        if index == 0:
+        index = self._count
+        place = index % _CHUNK_RECORDS
+        if place == 0:
             self._chunks.append(bytearray(_CHUNK_RECORDS * _PACK.size))
         enqueue_ms = enqueue_s * 1e3
         if enqueue_ms > _MOST_ENQUEUE_MS:
             enqueue_ms = _MOST_ENQUEUE_MS
-        slot = Slot(self._chunks[-1], index * _PACK.size)
         _PACK.pack_into(
-            slot.chunk, slot.offset, enter_ns, size_bytes << _KEY_BITS | key_id,
-            sequence & 0xFFFFFFFF, latency_s, wait_s, enqueue_ms,
+            self._chunks[-1], place * _PACK.size, enter_ns, size_bytes << _KEY_BITS | key_id,
+            sequence, latency_s, wait_s, enqueue_ms,
         )  # fmt: skip
-        self._count += 1
-        return slot
+        self._count = index + 1
+        return index
+
+    def set_wait(self, index: int, wait_s: float) -> None:
+        """Add to a record how long the wait for it blocked."""
+        chunk, place = divmod(index, _CHUNK_RECORDS)
+        _PACK_WAIT.pack_into(self._chunks[chunk], place * _PACK.size + _WAIT_OFFSET, wait_s)
 
     def _intern(self, key: PlainKey) -> int:
         if len(self._keys) >= _LAST_KEY:
@@ -149,11 +143,8 @@ class View(NamedTuple):
 
     def copy(self) -> Snapshot:
         """Return a copy that shares no memory with the records."""
-        rows = np.empty(self.length, RECORD)
-        for start, chunk in zip(range(0, self.length, _CHUNK_RECORDS), self.chunks, strict=True):
-            part = rows[start : start + _CHUNK_RECORDS]
-            part[:] = np.frombuffer(chunk, RECORD, count=len(part))
-        return Snapshot(self.keys, rows)
+        memory = bytearray().join(self.chunks)  # several times faster than numpy would copy
+        return Snapshot(self.keys, np.frombuffer(memory, RECORD, count=self.length))
 
 
 class Snapshot(NamedTuple):

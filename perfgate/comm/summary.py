@@ -37,9 +37,8 @@ def trim_mean(data: ArrayLike, trim_percent: float) -> float:
     cut = int(values.size * trim_percent)
     if 2 * cut >= values.size:
         return float(np.median(values))
-    if cut == 0:
-        return float(values.mean())
-    values.partition((cut, values.size - cut - 1))
+    if cut:
+        values.sort()  # quicker than numpy's partition
     return float(values[cut : values.size - cut].mean())
 
 
@@ -86,8 +85,8 @@ class Row:
 
 def rows(snapshot: Snapshot, name: str | None = None) -> list[Row]:
     """Return the rows of one name, or of all: names as first logged, sizes upwards."""
-    size_keys = snapshot.rows["size_key"]
-    latencies_s = snapshot.rows["latency_s"]
+    size_keys = np.ascontiguousarray(snapshot.rows["size_key"])
+    latencies_s = np.ascontiguousarray(snapshot.rows["latency_s"])
     parts: dict[tuple[int, int], list[tuple[Key, NDArray[np.float32]]]] = {}
     first = {key.name: place for place, key in reversed(list(enumerate(snapshot.keys)))}
     for size_key, chosen in _groups(size_keys, latencies_s):
@@ -100,7 +99,10 @@ def rows(snapshot: Snapshot, name: str | None = None) -> list[Row]:
 def _groups(
     size_keys: NDArray[np.uint64], values: NDArray[np.float32]
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    distinct = np.unique(size_keys)
+    in_order = np.sort(size_keys)  # quicker than np.unique
+    distinct = (
+        in_order[np.append(True, in_order[1:] != in_order[:-1])] if len(in_order) else in_order
+    )
     if len(distinct) == 1:
         yield int(distinct[0]), values
     elif len(distinct) <= _FEW_ROWS:  # one pass each is cheaper than sorting everything
@@ -108,7 +110,7 @@ def _groups(
             yield int(size_key), values[size_keys == size_key]
     else:
         order = np.argsort(size_keys, kind="stable")
-        starts = np.searchsorted(size_keys[order], distinct)
+        starts = np.searchsorted(in_order, distinct)
         for size_key, chosen in zip(distinct, np.split(values[order], starts[1:]), strict=True):
             yield int(size_key), chosen
 

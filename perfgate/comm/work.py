@@ -5,34 +5,37 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from functools import partial
 from time import monotonic_ns
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.distributed import Work
 
 from perfgate.comm.device import DeviceCall
-from perfgate.comm.records import Slot
+from perfgate.comm.records import Records
 
-
-class Write(Protocol):
-    """Logs a call that is done."""
-
-    def __call__(
-        self, latency_s: float, enqueue_s: float = ..., wait_s: float = ..., /
-    ) -> Slot | None:
-        """Take the figures of a record, in seconds."""
+Write = Callable[..., "int | None"]
+"""Logs a call that is done, from its latency, enqueue and wait in seconds; returns its index."""
 
 
 class Span:
     """One call that returned handles, until the last of them is done.
 
+    :param records: where ``write`` puts the call.
     :param device: where the call runs on a GPU, its events; their time then counts.
     """
 
     def __init__(
-        self, write: Write, enter_ns: int, leave_ns: int, handles: int, device: DeviceCall | None
+        self,
+        records: Records,
+        write: Write,
+        enter_ns: int,
+        leave_ns: int,
+        handles: int,
+        device: DeviceCall | None,
     ) -> None:
+        self._records = records
         self._write = write
         self._enter_ns = enter_ns
         self._enqueue_s = (leave_ns - enter_ns) * 1e-9
@@ -40,7 +43,7 @@ class Span:
         self._left = handles
         self._device = device
         self._lock = threading.Lock()
-        self._slot: Slot | None = None
+        self._index: int | None = None
 
     def done(self, now_ns: int) -> None:
         """Count one handle as done; the last logs the call."""
@@ -54,14 +57,14 @@ class Span:
                 self._log((now_ns - self._enter_ns) * 1e-9)
 
     def _log(self, latency_s: float) -> None:
-        self._slot = self._write(latency_s, self._enqueue_s, self._wait_s)
+        self._index = self._write(latency_s, self._enqueue_s, self._wait_s)
 
     def waited(self, wait_s: float) -> None:
         """Add how long a handle's wait blocked."""
         with self._lock:
             self._wait_s = wait_s + (0.0 if math.isnan(self._wait_s) else self._wait_s)
-            if self._slot is not None:
-                self._slot.set_wait(self._wait_s)
+            if self._index is not None:
+                self._records.set_wait(self._index, self._wait_s)
 
 
 class LoggedWork(Work):
@@ -126,26 +129,27 @@ for _name in dir(Work):
 
 def timed(
     result: Any,
+    records: Records,
     write: Write,
-    enter_ns: int,
-    leave_ns: int,
+    times: tuple[int, int],
     *,
     notified: bool,
     device: DeviceCall | None = None,
 ) -> Any:
     """Log a call now, or when the handles that it returned are done; return what it returned.
 
-    :param enter_ns: when the call began, by ``time.monotonic_ns``; ``leave_ns`` when it returned.
+    :param times: when the call began, by ``time.monotonic_ns``, and when it returned.
     """
+    enter_ns, leave_ns = times
+    span = partial(Span, records, write, enter_ns, leave_ns)
+    notified = notified and device is None
     if isinstance(result, Work):
-        span = Span(write, enter_ns, leave_ns, 1, device)
-        return LoggedWork(result, span, notified=notified and device is None)
+        return LoggedWork(result, span(1, device), notified=notified)
     if isinstance(result, list) and result and isinstance(result[0], Work):
-        span = Span(write, enter_ns, leave_ns, len(result), device)
-        return [LoggedWork(work, span, notified=notified and device is None) for work in result]
+        shared = span(len(result), device)
+        return [LoggedWork(work, shared, notified=notified) for work in result]
     if isinstance(result, torch._C.Future):
-        span = Span(write, enter_ns, leave_ns, 1, device)
-        result.add_done_callback(_closer([True], span))
+        result.add_done_callback(_closer([True], span(1, device)))
     elif device is not None:
         device.end(write)
     else:
