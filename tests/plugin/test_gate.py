@@ -20,9 +20,8 @@ def test_without_a_baseline_the_test_is_skipped_with_the_next_command(gated):
     result = gated("-rs")
     result.assert_outcomes(skipped=3)
     result.stdout.fnmatch_lines(
-        ["SKIPPED*NO_BASELINE broadcast 64KiB float32 x2*next: pytest --perfgate "
-         "--perfgate-refresh*test_ops.py::test_broadcast*"]
-    )  # fmt: skip
+        ["SKIPPED*NO_BASELINE broadcast 64KiB float32 x2*--perfgate-refresh*::test_broadcast*"]
+    )
 
 
 def test_a_missing_answer_fails_when_strict(gated):
@@ -96,9 +95,12 @@ def test_a_refresh_adds_a_session_and_leaves_a_regression_out(refreshed, scale, 
     scale("broadcast", 0.01)
     refreshed("--perfgate-refresh").assert_outcomes(passed=2, failed=1)
     cases = json.loads(baseline_file().read_text())["cases"]
-    assert {name.split("::")[1].split(" |")[0]: len(case["sessions"]) for name, case in cases.items()} == {
-        "test_all_reduce[4KiB]": 2, "test_all_reduce[64KiB]": 2, "test_broadcast": 1
-    }  # fmt: skip
+    sessions = {name.split(" | ")[1]: len(case["sessions"]) for name, case in cases.items()}
+    assert sessions == {
+        "all_reduce 4KiB float32 x2 gloo/cpu torch": 2,
+        "all_reduce 64KiB float32 x2 gloo/cpu torch": 2,
+        "broadcast 64KiB float32 x2 gloo/cpu torch": 1,
+    }
 
 
 def test_a_change_that_is_meant_is_accepted_by_name(refreshed, measured, scale, baseline_file):
