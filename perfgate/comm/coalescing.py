@@ -95,7 +95,12 @@ def _log(batch: Batch, group: ProcessGroup, manager: Any, enter_ns: int) -> None
     )  # fmt: skip
     handles = [work for work in manager.works if work is not None]
     result = timed(
-        handles, batch.records, write, enter_ns, leave_ns, notified=collective, device=batch.device
+        handles,
+        batch.records,
+        write,
+        (enter_ns, leave_ns),
+        notified=collective,
+        device=batch.device,
     )
     if handles:
         manager.works[:] = result

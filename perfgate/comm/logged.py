@@ -96,5 +96,5 @@ def logged(
         return None
     write = partial(comms_logger.add, records, selector, key, size_bytes, enter_ns, sequence)
     return timed(
-        result, records, write, enter_ns, leave_ns, notified=target.collective, device=device
+        result, records, write, (enter_ns, leave_ns), notified=target.collective, device=device
     )
