@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfgate.gate.conditions import Conditions, problems
+from perfgate.gate.conditions import Conditions, others_share, problems
 from perfgate.gate.environment import (
     Environment,
     cpu_model,
@@ -156,3 +156,20 @@ def test_a_quiet_ten_seconds_are_no_problem_and_neither_is_load():
 def test_what_spoils_a_measurement_is_told(reading, told):
     (problem,) = problems(conditions(), after(**reading))
     assert re.search(told, problem)
+
+
+def test_what_others_use_is_what_is_busy_and_not_ours():
+    ours = after(busy_s=15.0, own_s=5.0)
+    assert others_share(conditions(), ours) == 0.5
+    assert others_share(conditions(), after(busy_s=4.9, own_s=5.0)) == 0.0
+    assert others_share(conditions(), conditions()) == 0.0
+
+
+def test_a_child_that_ended_is_still_ours():
+    burn = "import time\nwhile time.process_time() < 0.3: pass"
+    before = Conditions.read()
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    ended = Conditions.read()
+    assert ended.own_s - before.own_s >= 0.29
+    assert ended.busy_s - before.busy_s >= 0.25
+    assert 0 <= others_share(before, ended) <= 1

@@ -6,10 +6,13 @@ throwing a run away can never favour one side.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil  # type: ignore[import-untyped]
 
 MAX_STEAL = 0.10
 """The share of processor time that the host may have given to others."""
@@ -17,8 +20,6 @@ MAX_THROTTLED = 0.05
 """The share of wall time that the cgroup may have held us back."""
 MAX_CLOCK_JUMP_S = 1.0
 """How far the wall clock may move against the monotonic one: a suspended or migrated machine."""
-
-_TICK_S = 1 / (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class Conditions:
     monotonic_s: float
     wall_s: float
     cpu_s: float = 0.0
+    busy_s: float = 0.0
+    own_s: float = 0.0
     steal_s: float = 0.0
     throttled_s: float = 0.0
     load: float = 0.0
@@ -35,11 +38,17 @@ class Conditions:
     @classmethod
     def read(cls) -> Conditions:
         """Read now; what this machine does not tell counts as zero."""
-        cpu_s, steal_s = _cpu_times(Path("/proc/stat"))
+        cores = psutil.cpu_times()
+        idle_s = cores.idle + getattr(cores, "iowait", 0.0)
+        steal_s = getattr(cores, "steal", 0.0)
+        guests_s = getattr(cores, "guest", 0.0) + getattr(cores, "guest_nice", 0.0)
+        cpu_s = sum(cores) - guests_s  # a guest's time is counted as its host's user time too
         return cls(
             monotonic_s=time.monotonic(),
             wall_s=time.time(),
             cpu_s=cpu_s,
+            busy_s=cpu_s - idle_s - steal_s,
+            own_s=_own_s(),
             steal_s=steal_s,
             throttled_s=_throttled_s(Path("/sys/fs/cgroup/cpu.stat")),
             load=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
@@ -65,17 +74,24 @@ def problems(before: Conditions, after: Conditions) -> tuple[str, ...]:
     return tuple(found)
 
 
+def others_share(before: Conditions, after: Conditions) -> float:
+    """Return the share of the machine's processor time that other processes used, 0 to 1."""
+    others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
+    return min(max(_share(others_s, after.cpu_s - before.cpu_s), 0.0), 1.0)
+
+
 def _share(part: float, whole: float) -> float:
     return part / whole if whole > 0 else 0.0
 
 
-def _cpu_times(stat: Path) -> tuple[float, float]:
-    """Total and stolen seconds: user nice system idle iowait irq softirq steal."""
-    try:
-        ticks = [int(field) for field in stat.read_text().split("\n", 1)[0].split()[1:9]]
-    except (OSError, ValueError):
-        return 0.0, 0.0
-    return sum(ticks) * _TICK_S, (ticks[7] if len(ticks) > 7 else 0) * _TICK_S
+def _own_s() -> float:
+    """Return the processor time of this process and all below it, the ended ones included."""
+    total_s = 0.0
+    ours = psutil.Process()
+    for process in (ours, *ours.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            total_s += sum(process.cpu_times()[:4])
+    return total_s
 
 
 def _throttled_s(stat: Path) -> float:
