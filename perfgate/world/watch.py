@@ -53,7 +53,7 @@ COLLECTIVES: dict[str, str | None] = {
 #: Ops between two ranks: noted, never compared.
 POINT_TO_POINT = {"send": "tensor", "recv": "tensor", "isend": "tensor", "irecv": "tensor"}
 #: Ops whose tensors may differ in size between the ranks.
-_UNEVEN = {"all_to_all", "all_to_all_single", "all_gather", *POINT_TO_POINT}
+_UNEVEN = {"all_to_all", "all_to_all_single", "all_gather", "reduce_scatter", *POINT_TO_POINT}
 _DETAILS = ("op", "src", "dst")
 
 
