@@ -61,6 +61,7 @@ class Pattern:
                 "use a wider dtype or fewer ranks"
             )
         self.dtype = dtype
+        self.device = device
         self.world_size = world_size
         index = torch.arange(PERIOD, dtype=torch.int64, device=device)
         square = index * index % PERIOD

@@ -1,0 +1,224 @@
+"""The command ``perfgate bench``: DeepSpeed's ds_bench, on any backend, with checked data."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from perfgate.bench.joined import JoinedWorld, Place, discover
+from perfgate.bench.request import Request
+from perfgate.bench.row import Row
+from perfgate.bench.shared import SharedRow
+from perfgate.bench.sweep import Ranks, Sweep
+from perfgate.bench.table import UNITS, Table, check_writable, write_csv, write_json
+from perfgate.errors import UsageError
+from perfgate.model import BACKENDS, DEVICES, PROVIDERS, WorldSpec
+from perfgate.units import format_size, parse_size
+
+Start = Callable[[WorldSpec], AbstractContextManager[Ranks]]
+OK, INVALID = 0, 1
+FLAGS = {
+    "all-reduce": "all_reduce",
+    "all-gather": "all_gather_into_tensor",
+    "all-to-all": "all_to_all_single",
+    "pt2pt": "pt2pt",
+    "broadcast": "broadcast",
+    "reduce-scatter": "reduce_scatter_tensor",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "send-recv": "send_recv",
+    "pt2pt-bidirectional": "pt2pt_bidirectional",
+    "all-to-all-uneven": "all_to_all_single_uneven",
+    "all-gather-list": "all_gather",
+    "reduce-scatter-list": "reduce_scatter",
+    "all-reduce-coalesced": "all_reduce_coalesced",
+    "all-gather-coalesced": "all_gather_coalesced",
+}
+"""One flag an op; the first five are ds_bench's, and what runs when none is given."""
+_DEFAULT_OPS = tuple(FLAGS.values())[:5]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options: ds_bench's, with its names, then what it lacks."""
+    add = parser.add_argument
+    add("--scan", action="store_true", help="scan sizes from 2 to 2^MAXSIZE elements")
+    add("--raw", action="store_true", help="plain numbers: bytes, microseconds, rates")
+    add("--trials", type=int, default=50, metavar="N", help="timed calls (default: 50)")
+    add("--warmups", type=int, default=5, metavar="N", help="calls before them (default: 5)")
+    add("--maxsize", type=int, default=24, metavar="P", help="largest scanned message, 2^P "
+        "elements, included (default: 24)")  # fmt: skip
+    add("--async-op", action="store_true", help="call asynchronously; split entering and waiting")
+    add("--bw-unit", choices=UNITS, default="Gbps", help="unit of rates (default: Gbps)")
+    add("--backend", choices=BACKENDS, help="default: nccl on a GPU, gloo on a CPU")
+    add("--dist", choices=PROVIDERS, default="torch", help="whose collectives (default: torch)")
+    add("--dtype", default="float32", help="element type (default: float32)")
+    add("--mem-factor", type=float, default=0.3, metavar="F", help="share of free memory for the "
+        "single message without --scan or --size (default: 0.3)")  # fmt: skip
+    add("--device", choices=DEVICES, help="where messages lie (default: cuda if there is one)")
+    add("--debug", action="store_true", help="show the first values sent and received")
+    add("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
+    ops = parser.add_argument_group("ops", "which to run; without any, ds_bench's five")
+    for flag, op in FLAGS.items():
+        ops.add_argument(f"--{flag}", dest="ops", action="append_const", const=op, help=op)
+    ops.add_argument("--all", action="store_true", help="every op")
+    own = parser.add_argument_group("beyond ds_bench")
+    own.add_argument("--ranks", type=int, metavar="N", help="ranks to fork, where no launcher "
+                     "started this process (default: one a GPU, or 2)")  # fmt: skip
+    own.add_argument("--size", action="append", default=[], metavar="SIZE",
+                     help="a size such as 256KiB; may be given several times")  # fmt: skip
+    own.add_argument("--in-place", action="store_true", help="in place, where an op has that form")
+    own.add_argument("--groups", type=int, default=1, metavar="N",
+                     help="cut the ranks into N groups, timed alone and all at once")  # fmt: skip
+    own.add_argument("--strided", action="store_true", help="groups of every N-th rank")
+    own.add_argument("--json", type=Path, metavar="FILE", help="write every figure as JSON")
+    own.add_argument("--csv", type=Path, metavar="FILE", help="write every figure as CSV")
+    own.add_argument("--deadline", type=float, default=600.0, metavar="SECONDS",
+                     help="time that one row may take (default: 600)")  # fmt: skip
+
+
+def run(
+    args: argparse.Namespace,
+    start: Start,
+    *,
+    out: TextIO | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> int:
+    """Run the benchmark and print it; return 0, or 1 where a row is not to be believed.
+
+    :param start: launches a world of ranks, where no launcher has done so.
+    :raises UsageError: for what cannot be; nothing is measured then.
+    """
+    args = _settle_device(args)
+    sweep = read(args)
+    for path in (args.json, args.csv):
+        check_writable(path)
+    place = discover(environ)
+    spec = _spec(args, place)
+    table = Table(unit=args.bw_unit, raw=args.raw, asynchronous=args.async_op)
+    speaks = place is None or place.rank == 0
+    told = (out or sys.stdout) if speaks else io.StringIO()
+    rows: list[Row | SharedRow] = []
+    try:
+        with _world(args, spec, place, start) as ranks:
+            for row in sweep.rows(ranks, spec.size, _progress if speaks else _silence):
+                _print(table, row, rows[-1] if rows else None, told)
+                rows.append(row)
+    finally:  # what was measured is kept, whatever happened after
+        if speaks and rows:
+            _write(args, rows, spec, place)
+    print(f"\n{table.note()}", file=told)
+    return _status(rows, told)
+
+
+def _progress(request: Request) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{request.op} {format_size(request.size_bytes)} ...\r")
+        sys.stderr.flush()
+
+
+def _silence(_request: Request) -> None:
+    """Leave the talking to rank 0."""
+
+
+def _settle_device(args: argparse.Namespace) -> argparse.Namespace:
+    """Fill in the device, and the ranks for it, where they are not given."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    device = args.device or ("cuda" if gpus and args.backend != "gloo" else "cpu")
+    ranks = (gpus if device == "cuda" else 2) if args.ranks is None else args.ranks
+    return argparse.Namespace(**vars(args) | {"device": device, "ranks": ranks})
+
+
+def read(args: argparse.Namespace) -> Sweep:
+    """Return what the options ask for.
+
+    :raises UsageError: for an option that cannot be.
+    """
+    for name, least in (("trials", 1), ("warmups", 0), ("maxsize", 1), ("ranks", 1), ("groups", 1)):
+        if getattr(args, name) < least:
+            raise UsageError(f"--{name} is {getattr(args, name)}; it must be {least} or more")
+    if not 0 < args.mem_factor <= 1:
+        raise UsageError(f"--mem-factor is {args.mem_factor:g}; it must lie above 0 and up to 1")
+    if args.scan and args.size:
+        raise UsageError("--scan and --size both say which sizes; give one")
+    from perfgate.comm.dtypes import dtype_name, parse_dtype
+
+    dtype = parse_dtype(args.dtype)
+    ops = tuple(FLAGS.values()) if args.all else tuple(args.ops or _DEFAULT_OPS)
+    sizes = [parse_size(text) for text in args.size]
+    if args.scan:
+        sizes = [2**power * dtype.itemsize for power in range(1, args.maxsize + 1)]
+    template = Request(
+        op=ops[0],
+        size_bytes=0,
+        dtype=dtype_name(dtype),
+        provider=args.dist,
+        device=args.device,
+        placement="in_place" if args.in_place else "out_of_place",
+        trials=args.trials,
+        warmups=args.warmups,
+        asynchronous=args.async_op,
+        groups=args.groups,
+        strided=args.strided,
+        debug=args.debug,
+    )
+    return Sweep(
+        ops=ops,
+        sizes_bytes=tuple(sizes),
+        template=template,
+        mem_factor=args.mem_factor,
+        deadline_s=args.deadline,
+    )
+
+
+def _spec(args: argparse.Namespace, place: Place | None) -> WorldSpec:
+    return WorldSpec(
+        size=args.ranks if place is None else place.world_size,
+        backend=args.backend or ("nccl" if args.device == "cuda" else "gloo"),
+        device=args.device,
+        provider=args.dist,
+        deadline_s=args.deadline,
+    )
+
+
+def _world(
+    args: argparse.Namespace, spec: WorldSpec, place: Place | None, start: Start
+) -> AbstractContextManager[Ranks]:
+    if place is None:
+        return start(spec)
+    return JoinedWorld(place, spec.backend, spec.device, args.deadline)
+
+
+def _print(table: Table, row: Row | SharedRow, before: Row | SharedRow | None, out: TextIO) -> None:
+    if isinstance(row, SharedRow):
+        text = table.shared_line(row)
+    else:
+        first = before is None or before.request.op != row.request.op
+        text = "\n".join([*([table.title(row)] if first else []), table.line(row), *row.debug])
+    print(text, file=out, flush=True)
+
+
+def _write(
+    args: argparse.Namespace, rows: list[Row | SharedRow], spec: WorldSpec, place: Place | None
+) -> None:
+    world: dict[str, Any] = asdict(spec) | {"launcher": place.launcher if place else "perfgate"}
+    if args.json:
+        write_json(args.json, rows, world)
+    if args.csv:
+        write_csv(args.csv, rows)
+
+
+def _status(rows: list[Row | SharedRow], out: TextIO) -> int:
+    measured = [row for row in rows if isinstance(row, SharedRow) or row.skipped is None]
+    if not measured:
+        print("nothing was measured", file=out)
+    return OK if measured and not any(row.problems for row in measured) else INVALID
