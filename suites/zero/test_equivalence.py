@@ -30,9 +30,11 @@ def exact_mean(job: Job, ranks: int, param: int) -> torch.Tensor:
     bucket=st.integers(1, 60),
     stage=st.sampled_from([1, 2]),
 )
-def test_integer_gradients_give_the_exact_mean(world, size, strategy, shapes, seed, bucket, stage):
+def test_integer_gradients_give_the_exact_mean(
+    on_ranks, size, strategy, shapes, seed, bucket, stage
+):
     config = {"stage": stage, "reduce_bucket_size": bucket}
     job = Job(shapes=shapes, config=config, strategy=strategy, seed=seed)
-    reduced = zero_ranks.gathered(job, world.run(zero_ranks.reduce, job))
+    reduced = zero_ranks.gathered(job, on_ranks(zero_ranks.reduce, job))
     for param, values in enumerate(reduced):
         assert torch.equal(values, exact_mean(job, size, param)), f"parameter {param}"
