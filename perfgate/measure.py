@@ -8,8 +8,6 @@ from typing import Any
 
 from perfgate.bench.sample import Extent, Timed, problems_of, slowest_s
 from perfgate.errors import UsageError
-from perfgate.gate.conditions import Conditions
-from perfgate.gate.conditions import problems as spoiled
 from perfgate.gate.stats import summarise
 from perfgate.model import Case, Launch, Measurement
 from perfgate.world.controller import RankFailure, World
@@ -85,7 +83,6 @@ def measure(
     launches: list[Launch] = []
     problems: tuple[str, ...] = ()
     extent = Extent(budget_s=effort.launch_s)
-    before = Conditions.read()
     for number in range(1, effort.launches + 1):
         tell(number)
         with worlds.fresh(case.world) as world:
@@ -97,7 +94,6 @@ def measure(
             break
         launches.append(summarise(times_s))
         extent = Extent(calls=len(times_s), budget_s=effort.launch_s)
-    problems = problems or spoiled(before, Conditions.read())
     return Measurement(
         case=case, environment=environment, launches=tuple(launches), problems=problems
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -131,6 +132,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     __tracebackhide__ = True
     try:
         result = yield
+    except PerfgateError as error:
+        raise error.with_traceback(_without_perfgate(error.__traceback__)) from error.__cause__
     finally:
         _tell_of_ranks(pyfuncitem)
     if (gate := pyfuncitem.stash.get(GATE, None)) is not None:
@@ -166,7 +169,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
             if run.settings.refresh:
                 run.take_in()
         finally:
-            deliver(run.record(_plants()), usual_sinks(run.settings.report))
+            sinks = usual_sinks(run.settings.report)
+            run.failed_reports += deliver(run.record(_plants()), sinks)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -176,7 +180,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         return
     from perfgate.report.terminal import summarise
 
-    summarise(terminalreporter, run.record(_plants()))
+    summarise(terminalreporter, run.record(_plants()), run.failed_reports)
 
 
 def _start_run(session: pytest.Session) -> Run:
@@ -213,6 +217,16 @@ def _tell_of_ranks(item: pytest.Item) -> None:
     if run is not None and _uses_ranks(item):
         show_output(item, run.world)
         pass_warnings_on(run.world)
+
+
+def _without_perfgate(tb: TracebackType | None) -> TracebackType | None:
+    """Return a traceback down to the user's line that asked for what cannot be."""
+    if tb is None:
+        return None
+    below = _without_perfgate(tb.tb_next)
+    if below is None and tb.tb_frame.f_globals.get("__name__", "").startswith("perfgate."):
+        return None
+    return TracebackType(below, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
 
 
 def _conclude(item: pytest.Item, gate: Gate) -> None:

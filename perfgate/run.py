@@ -7,11 +7,13 @@ import math
 import subprocess
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 
 from perfgate.gate.baseline import BaselineStore
+from perfgate.gate.conditions import Conditions
+from perfgate.gate.conditions import problems as spoiled
 from perfgate.gate.decide import confirm, decide, needs_confirmation
 from perfgate.gate.environment import Environment
 from perfgate.gate.noise import pool_sessions
@@ -53,6 +55,8 @@ class Run:
     started: float = field(default_factory=time.time)
     _measured: list[Measured] = field(default_factory=list)
     _stored: list[Path] = field(default_factory=list)
+    failed_reports: list[str] = field(default_factory=list)
+    _begun: Conditions = field(default_factory=Conditions.read)
     _opened: dict[str, tuple[dict[str, Baseline], Component]] = field(default_factory=dict)
 
     @functools.cached_property
@@ -107,6 +111,7 @@ class Run:
             effort = effort.times(CONFIRMING_LAUNCHES)
             measurement = self._measure(case, timing, effort, "again, ")
             verdict = confirm(verdict, measurement, baseline, policy, sessions=pooled)
+        verdict = self._unless_spoiled(verdict)
         self.verdicts.append(verdict)
         if verdict.outcome is not Outcome.INVALID:
             self._keep(suite, measurement)
@@ -143,7 +148,23 @@ class Run:
             stored=tuple(str(path) for path in self._stored),
             near_misses=self.near_misses(),
             measured=tuple(self._measured),
+            contamination=self.contamination(),
         )
+
+    def contamination(self) -> tuple[str, ...]:
+        """Return what spoiled the run so far: processor time taken away, a clock that jumped."""
+        now = Conditions.read()
+        return spoiled(self._begun, now) if now.monotonic_s - self._begun.monotonic_s > 2 else ()
+
+    def _unless_spoiled(self, verdict: Verdict) -> Verdict:
+        """Leave the question open where the machine, judged without the figures, was not ours.
+
+        That is no INVALID, which fails: nobody's code is at fault.
+        """
+        reasons = self.contamination()
+        if not reasons or verdict.outcome in (Outcome.INVALID, Outcome.NO_BASELINE):
+            return verdict
+        return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason="; ".join(reasons))
 
     def _measure(self, case: Case, timing: Timing, effort: Effort, prefix: str) -> Measurement:
         __tracebackhide__ = True

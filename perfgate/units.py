@@ -72,13 +72,21 @@ def format_duration(seconds: float) -> str:
     """Return three figures and a unit: ``291us``, ``4.21ms``, ``1.50s``."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= scale:
-            return f"{_three_figures(seconds / scale)}{unit}"
+            return f"{format_figure(seconds / scale)}{unit}"
     return f"{seconds * 1e9:.0f}ns"
 
 
 def format_rate(gbps: float) -> str:
     """Return a rate given in Gb/s as ``1.23 Gb/s``."""
-    return f"{_three_figures(gbps)} Gb/s"
+    return f"{format_figure(gbps)} Gb/s"
+
+
+def format_figure(value: float) -> str:
+    """Return a positive number to three figures, below one to two: ``18.8``, ``0.095``."""
+    if 0 < value < 0.995:
+        return f"{value:.2g}"
+    decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{decimals}f}"
 
 
 def parse_fraction(text: str | float, *, name: str) -> float:
@@ -97,13 +105,10 @@ def parse_fraction(text: str | float, *, name: str) -> float:
 
 
 def format_percent(fraction: float) -> str:
-    """Return a signed percentage: ``+12.5%``; from a hundred on without decimals."""
+    """Return a signed percentage: ``+12.5%``, ``+250%``, ``>9999%``; ``-`` for none."""
     if not math.isfinite(fraction):
         return "-"
     percent = fraction * 100
+    if percent >= 9999.5:
+        return ">9999%"
     return f"{percent:+.0f}%" if abs(percent) >= 99.95 else f"{percent:+.1f}%"
-
-
-def _three_figures(value: float) -> str:
-    decimals = 2 if value < 9.995 else 1 if value < 99.95 else 0
-    return f"{value:.{decimals}f}"

@@ -40,6 +40,7 @@ class RunRecord:
     plants: tuple[str, ...] = ()
     stored: tuple[str, ...] = ()
     near_misses: tuple[str, ...] = ()
+    contamination: tuple[str, ...] = ()
     measured: tuple[Measured, ...] = ()
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from pathlib import Path
 from typing import Protocol
 
@@ -21,21 +20,15 @@ class Sink(Protocol):
         """Write it."""
 
 
-class ReportFailed(UserWarning):
-    """A report could not be written; the verdicts stand."""
-
-
-def deliver(record: RunRecord, sinks: list[Sink]) -> None:
-    """Hand the record to every sink; one that breaks is named in a warning."""
+def deliver(record: RunRecord, sinks: list[Sink]) -> list[str]:
+    """Hand the record to every sink and return what went wrong, a line each."""
+    failures = []
     for sink in sinks:
         try:
             sink.write(record)
         except Exception as error:  # noqa: BLE001 - a report must never change a verdict
-            warnings.warn(
-                f"{type(sink).__name__} failed: {type(error).__name__}: {error}",
-                ReportFailed,
-                stacklevel=2,
-            )
+            failures.append(f"{type(sink).__name__} failed: {type(error).__name__}: {error}")
+    return failures
 
 
 class JsonFile:

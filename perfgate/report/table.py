@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from perfgate.model import Outcome, Verdict
-from perfgate.units import format_duration, format_percent
+from perfgate.units import format_duration, format_figure, format_percent
 
 WIDTH = 80
-COLUMNS = ("case", "time", "busbw", "change", "limit", "noise", "verdict")
+COLUMNS = ("case", "time", "busbw Gb/s", "change", "limit", "noise", "verdict")
 _STYLES = {
     Outcome.PASS: "green",
     Outcome.IMPROVEMENT: "cyan",
@@ -29,7 +29,7 @@ def render(verdicts: Iterable[Verdict], *, color: bool = False, width: int = WID
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in COLUMNS:
         right = column not in ("case", "verdict")
-        table.add_column(column, justify="right" if right else "left", no_wrap=column != "case")
+        table.add_column(column, justify="right" if right else "left", no_wrap=column == "verdict")
     group = None
     for verdict in verdicts:
         if verdict.case.op != group:
@@ -66,8 +66,8 @@ def _rate(verdict: Verdict) -> str:
     busbw_gbps = verdict.case.busbw_gbps(verdict.time_s)
     items_per_s = verdict.case.items_per_s(verdict.time_s)
     if busbw_gbps is not None:
-        return f"{busbw_gbps:.3g} Gb/s"
-    return f"{items_per_s:.3g}/s" if items_per_s is not None else "-"
+        return format_figure(busbw_gbps)
+    return f"{items_per_s:.4g} {verdict.case.unit}/s" if items_per_s is not None else "-"
 
 
 def _unsigned(fraction: float) -> str:

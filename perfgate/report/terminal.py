@@ -8,7 +8,9 @@ from perfgate.report import table
 from perfgate.report.record import RunRecord
 
 
-def summarise(reporter: pytest.TerminalReporter, record: RunRecord) -> None:
+def summarise(
+    reporter: pytest.TerminalReporter, record: RunRecord, failed_reports: list[str]
+) -> None:
     """Print a run's record below pytest's own results."""
     width = min(table.WIDTH, reporter._tw.fullwidth)
     reporter.section(f"perfgate: {record.summary}")
@@ -17,6 +19,8 @@ def summarise(reporter: pytest.TerminalReporter, record: RunRecord) -> None:
     reporter.write_line(f"{record.environment}, commit {record.commit}")
     for plant in record.plants:
         reporter.write_line(f"PLANTED SLOWDOWN {plant}: this run proves the gate", red=True)
+    for line in (*record.contamination, *failed_reports):
+        reporter.write_line(line, yellow=True)
     for miss in record.near_misses:
         reporter.write_line(f"nearest stored environment differs in {miss}", yellow=True)
     for path in record.stored:

@@ -67,7 +67,7 @@ def test_an_assertion_in_a_rank_explains_itself(pytester):
         ("raise ValueError('bad')", "rank 1 of 2 raised ValueError: bad"),
         ("os._exit(3)", "rank 1 of 2 left with exit code 3 *"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 of 2 was killed by SIGKILL*"),
-        ("time.sleep(600)", "rank 1 of 2 hung at *.py:7 in test_ends when the deadline of *"),
+        ("time.sleep(600)", "rank 1 of 2 hung at *.py:6 in test_ends when the deadline of *"),
     ],
     ids=["raises", "exits", "killed", "hangs"],
 )
