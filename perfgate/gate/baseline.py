@@ -52,7 +52,7 @@ class BaselineStore:
             name: Baseline(
                 case_id=name,
                 environment=environment.key,
-                sessions=tuple(session.session() for session in case.sessions),
+                sessions=tuple(session.session(content.scale) for session in case.sessions),
             )
             for name, case in content.cases.items()
         }
@@ -66,7 +66,9 @@ class BaselineStore:
         def append(content: BaselineFile) -> BaselineFile:
             cases = dict(content.cases)
             for name, session in sessions.items():
-                cases[name] = self._appended(cases.get(name), StoredSession.of(session))
+                cases[name] = self._appended(
+                    cases.get(name), StoredSession.of(session, content.scale)
+                )
             return content.model_copy(update={"cases": cases})
 
         return self._update(environment, suite, append)
@@ -169,7 +171,7 @@ class BaselineStore:
     ) -> Path:
         path = self.path(environment, suite)
         with self._locked(path):
-            content = self._read(path) or BaselineFile(environment=dict(environment.hard))
+            content = self._read(path) or BaselineFile.empty(environment)
             replace_whole(path, change(content).render())
         return path
 

@@ -25,13 +25,20 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from perfgate.gate.noise import LAUNCHES, SESSIONS, session_means, session_variance
-from perfgate.gate.stats import Component, Contrast, Mean, lifted, log_figures, trimmed_mean
-from perfgate.model import Baseline, Measurement, Outcome, Policy, Verdict
+from perfgate.gate.noise import (
+    LAUNCHES,
+    SESSIONS,
+    launch_variance,
+    session_means,
+    session_variance,
+)
+from perfgate.gate.stats import Component, Contrast, Mean, log_figures, trimmed_mean
+from perfgate.model import Baseline, Case, Measurement, Outcome, Policy, Verdict
 from perfgate.units import format_percent
 
 PASS_ALPHA = 0.05
@@ -45,12 +52,14 @@ def decide(
     policy: Policy,
     *,
     sessions: Component = SESSIONS,
+    launches: Component = LAUNCHES,
     figure: str = "p25_s",
 ) -> Verdict:
     """Return the verdict on ``measurement``.
 
     :param sessions: variance between sessions to start from, in log time squared; the file's
         pooled one (:func:`perfgate.gate.noise.pool_sessions`) once it holds several sessions.
+    :param launches: the variance below which the spread between launches is not believed.
     :param figure: the figure of a launch that is compared: ``p10_s``, ``p25_s`` or ``p50_s``.
     """
     known = Verdict(
@@ -61,9 +70,9 @@ def decide(
         must_catch=policy.must_catch,
         launches=len(measurement.launches),
     )
-    problem = _problem(measurement)
+    problem = invalidity(measurement)
     if problem:
-        return replace(known, reason=problem, next_step=_command(known))
+        return replace(known, reason=problem, next_step=repeat_command(measurement.case))
     head = trimmed_mean(log_figures(measurement.launches, figure))
     known = replace(known, time_s=math.exp(head.value))
     if baseline is None or (absence := _absence(measurement, baseline)):
@@ -71,14 +80,16 @@ def decide(
             known,
             outcome=Outcome.NO_BASELINE,
             reason="" if baseline is None else absence,
-            next_step=_command(known, "--perfgate-refresh"),
+            next_step=repeat_command(measurement.case, "--perfgate-refresh"),
         )
     used = [session for session in baseline.sessions if session.launches]
     known = replace(known, baseline_commit=used[-1].commit, baseline_sessions=len(used))
-    return _judge(known, contrast(head, session_means(used, figure), sessions), policy)
+    change = contrast(head, session_means(used, figure), sessions, launches)
+    return _judge(known, change, policy)
 
 
-def _problem(measurement: Measurement) -> str:
+def invalidity(measurement: Measurement) -> str:
+    """Return why a measurement is not to be believed; empty when it is."""
     if measurement.problems:
         return "; ".join(measurement.problems)
     count = len(measurement.launches)
@@ -99,21 +110,18 @@ def _absence(measurement: Measurement, baseline: Baseline) -> str:
     return ""
 
 
-def contrast(head: Mean, base: list[Mean], sessions: Component = SESSIONS) -> Contrast:
+def contrast(
+    head: Mean,
+    base: Sequence[Mean],
+    sessions: Component = SESSIONS,
+    launches: Component = LAUNCHES,
+) -> Contrast:
     """Return the log ratio of ``head`` to the mean of the ``base`` sessions."""
     count = len(base)
     value = head.value - float(np.mean([mean.value for mean in base]))
     between = session_variance(base, sessions) * (1 + 1 / count)
-    return Contrast.of(value, [between, _launches([head]), _launches(base) * (1 / count)])
-
-
-def _launches(means: list[Mean]) -> Component:
-    """The launches' share in the variance of one session's mean, averaged over sessions."""
-    seen = Component(
-        float(np.mean([mean.variance for mean in means])), sum(mean.dof for mean in means)
-    )
-    share = float(np.mean([1 / mean.launches for mean in means]))
-    return lifted(seen, LAUNCHES * share)
+    ours, theirs = launch_variance([head], launches), launch_variance(base, launches)
+    return Contrast.of(value, [between, ours, theirs * (1 / count)])
 
 
 def _judge(known: Verdict, change: Contrast, policy: Policy) -> Verdict:
@@ -150,7 +158,7 @@ def _improvement(judged: Verdict) -> Verdict:
         judged,
         outcome=Outcome.IMPROVEMENT,
         reason=f"at least {format_percent(judged.upper)} against {_against(judged)}",
-        next_step=_command(judged, "--perfgate-refresh"),
+        next_step=repeat_command(judged.case, "--perfgate-refresh"),
     )
 
 
@@ -170,7 +178,7 @@ def _inconclusive(judged: Verdict, excluded: float, decidable: float) -> Verdict
         judged,
         outcome=Outcome.INCONCLUSIVE,
         reason=reason,
-        next_step=_command(judged, options),
+        next_step=repeat_command(judged.case, options),
     )
 
 
@@ -190,6 +198,7 @@ def confirm(
     policy: Policy,
     *,
     sessions: Component = SESSIONS,
+    launches: Component = LAUNCHES,
     figure: str = "p25_s",
 ) -> Verdict:
     """Return the verdict on launches made after ``flagged``; the first launches no longer count.
@@ -197,7 +206,7 @@ def confirm(
     Measure twice as many fresh launches as at first: what is flagged is rare, and the launches'
     share of the noise halves.
     """
-    verdict = decide(fresh, baseline, policy, sessions=sessions, figure=figure)
+    verdict = decide(fresh, baseline, policy, sessions=sessions, launches=launches, figure=figure)
     first = f"first measured {format_percent(flagged.change)}, then again"
     reason = f"{first}: {verdict.reason}" if verdict.reason else f"{first} in fresh launches"
     return replace(verdict, reason=reason)
@@ -212,8 +221,10 @@ def _test(verdict: Verdict) -> str:
     return shlex.quote(verdict.case.test)
 
 
-def _command(verdict: Verdict, options: str = "") -> str:
-    return " ".join(part for part in ("pytest --perfgate", options, _test(verdict)) if part)
+def repeat_command(case: Case, options: str = "") -> str:
+    """Return the command that measures a case's test again."""
+    test = shlex.quote(case.test)
+    return " ".join(part for part in ("pytest --perfgate", options, test) if part)
 
 
 def _plain(fraction: float) -> str:

@@ -63,8 +63,15 @@ class Environment:
         return cls(hard=dict(sorted(hard.items())), soft=soft)
 
     @property
+    def portable(self) -> bool:
+        """Whether figures hold on every machine, as ratios of arms in one world do."""
+        return "portable" in self.hard
+
+    @property
     def key(self) -> str:
         """A readable directory name: ``amd-epyc-9554-2c-torch-2.13.0-1a2b3c4d``."""
+        if self.portable:
+            return "portable"
         device = self.hard.get("gpus", "none")
         if device == "none":
             device = f"{self.hard.get('cpu', 'cpu')} {self.hard.get('cores', '?')}c"

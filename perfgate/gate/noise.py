@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from perfgate.gate.stats import Component, Mean, log_figures, pooled, trimmed_mean
+from perfgate.gate.stats import Component, Mean, lifted, log_figures, pooled, trimmed_mean
 from perfgate.model import Baseline, Session
 
 SESSIONS = Component(variance=0.03**2, dof=12.0)
@@ -68,3 +68,14 @@ def session_variance(means: Sequence[Mean], prior: Component) -> Component:
     """Return one case's variance between sessions: its own, moderated by ``prior``."""
     own = between(means)
     return pooled(prior, Component(max(own.variance, 0.0), own.dof))
+
+
+def launch_variance(means: Sequence[Mean], prior: Component) -> Component:
+    """Return the launches' share in the variance of one session's mean, averaged over sessions.
+
+    :param prior: of the variance between single launches, see :func:`lifted`.
+    """
+    seen = Component(
+        float(np.mean([mean.variance for mean in means])), sum(mean.dof for mean in means)
+    )
+    return lifted(seen, prior * float(np.mean([1 / mean.launches for mean in means])))

@@ -10,8 +10,8 @@
     ...
     }}
 
-Six figures of a time are kept, in microseconds. Keys are sorted and sessions stand oldest first,
-so that writing what was read gives the same bytes.
+Six figures of a time are kept, in microseconds; portable ratios have no unit. Keys are sorted
+and sessions stand oldest first, so that writing what was read gives the same bytes.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ from perfgate.model import Launch, Session
 
 SCHEMA = 1
 COLUMNS = ("p10_us", "p25_us", "p50_us", "p95_us", "calls")
+RATIO_COLUMNS = ("p10", "p25", "p50", "p95", "pairs")
+_SCALE: dict[tuple[str, ...], float] = {COLUMNS: 1e6, RATIO_COLUMNS: 1.0}
 
 
 def _utc(text: str) -> str:
@@ -68,20 +70,20 @@ class StoredSession(_Strict):
         return self
 
     @classmethod
-    def of(cls, session: Session) -> StoredSession:
-        """Return the stored form of a session."""
+    def of(cls, session: Session, scale: float = 1e6) -> StoredSession:
+        """Return the stored form of a session, its figures times ``scale``."""
         return cls(
             commit=session.commit,
             date=session.date,
-            launches=[_row(launch) for launch in session.launches],
+            launches=[_row(launch, scale) for launch in session.launches],
         )
 
-    def session(self) -> Session:
-        """Return the session, its times in seconds again."""
+    def session(self, scale: float = 1e6) -> Session:
+        """Return the session, its figures divided by ``scale`` again."""
         return Session(
             commit=self.commit,
             date=self.date,
-            launches=tuple(_launch(row) for row in self.launches),
+            launches=tuple(_launch(row, scale) for row in self.launches),
         )
 
 
@@ -100,6 +102,17 @@ class BaselineFile(_Strict):
     environment: dict[str, str]
     columns: list[str] = Field(default_factory=lambda: list(COLUMNS))
     cases: dict[str, StoredCase] = Field(default_factory=dict)
+
+    @classmethod
+    def empty(cls, environment: Environment) -> BaselineFile:
+        """Return the file to begin with in an environment."""
+        columns = RATIO_COLUMNS if environment.portable else COLUMNS
+        return cls(environment=dict(environment.hard), columns=list(columns))
+
+    @property
+    def scale(self) -> float:
+        """What figures are multiplied with to be stored."""
+        return _SCALE[tuple(self.columns)]
 
     @property
     def identity(self) -> Environment:
@@ -141,7 +154,7 @@ def parse(text: str, name: str) -> BaselineFile:
             f"{name}:{_line_of(text, 'schema')}: schema {schema!r}, this perfgate reads {SCHEMA}; "
             "use the perfgate that wrote it, or move the file away and refresh"
         )
-    if content.get("columns") != list(COLUMNS):
+    if content.get("columns") not in [list(columns) for columns in _SCALE]:
         raise BaselineError(
             f"{name}:{_line_of(text, 'columns')}: columns {content.get('columns')!r}, "
             f"this perfgate reads {list(COLUMNS)}"
@@ -204,14 +217,14 @@ def _text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _row(launch: Launch) -> Figures:
+def _row(launch: Launch, scale: float) -> Figures:
     p10, p25, p50, p95 = (
-        float(f"{time_s * 1e6:.6g}")
-        for time_s in (launch.p10_s, launch.p25_s, launch.p50_s, launch.p95_s)
+        float(f"{figure * scale:.6g}")
+        for figure in (launch.p10_s, launch.p25_s, launch.p50_s, launch.p95_s)
     )
     return p10, p25, p50, p95, launch.calls
 
 
-def _launch(row: Figures) -> Launch:
-    p10, p25, p50, p95, calls = row
-    return Launch(p10_s=p10 / 1e6, p25_s=p25 / 1e6, p50_s=p50 / 1e6, p95_s=p95 / 1e6, calls=calls)
+def _launch(row: Figures, scale: float) -> Launch:
+    p10, p25, p50, p95 = (figure / scale for figure in row[:4])
+    return Launch(p10_s=p10, p25_s=p25, p50_s=p50, p95_s=p95, calls=row[4])
