@@ -6,10 +6,11 @@ from perfgate.zero.groups import ReduceGroup, Topology
 from perfgate.zero.hooks import GradientReducer
 from perfgate.zero.optimizer import Step, ZeroOptimizer
 from perfgate.zero.partition import Layout, Slice
-from perfgate.zero.reducer import STRATEGIES, Message, Strategy
+from perfgate.zero.reducer import STRATEGIES, Exchange, Message, Strategy
 
 __all__ = [
     "STRATEGIES",
+    "Exchange",
     "GradientReducer",
     "Layout",
     "Message",

@@ -33,9 +33,6 @@ import torch.distributed as dist
 from perfgate.errors import UsageError
 from perfgate.zero.scratch import Scratch
 
-SEGMENT_BYTES = 4 << 20
-"""What travels at a time where an exchange goes from rank to rank."""
-
 _CHUNK_NUMEL = 1 << 16
 """Elements summed at a time: small enough that the running sum stays in the cache."""
 
@@ -145,19 +142,27 @@ class ReduceScatter:
         return _after([work], out)
 
 
+@dataclass(frozen=True, slots=True)
 class Exchange:
     """Send each owner its part as it is; the owner adds the parts up by rank, in fp32 or wider.
 
     On gloo the parts go from rank to rank in segments, and a segment is added up while the next
     ones travel. Elsewhere it is one ``all_to_all_single``.
+
+    :param segment_bytes: what travels at a time on gloo.
     """
+
+    segment_bytes: int = 4 << 20
 
     name: ClassVar[str] = "exchange"
 
     def start(self, message: Message) -> Pending:
         """Enter the exchange."""
-        by_segment = dist.get_backend(message.group) == "gloo"
-        rows, segments = (_send_segments if by_segment else _send_at_once)(message)
+        if dist.get_backend(message.group) == "gloo":
+            length = max(1, self.segment_bytes // message.data.element_size())
+            rows, segments = _send_segments(message, length)
+        else:
+            rows, segments = _send_at_once(message)
 
         def pending() -> torch.Tensor:
             data, numel = message.data, message.counts[message.rank]
@@ -186,7 +191,7 @@ def _send_at_once(message: Message) -> tuple[Sequence[torch.Tensor], _Segments]:
     return received.view(ranks, numel).unbind(), [(slice(0, numel), [work])]
 
 
-def _send_segments(message: Message) -> tuple[Sequence[torch.Tensor], _Segments]:
+def _send_segments(message: Message, length: int) -> tuple[Sequence[torch.Tensor], _Segments]:
     """Start all sends and receives; return each rank's contribution and when segments are here.
 
     The last entry holds the sends: once they are done, the message may be overwritten.
@@ -196,7 +201,6 @@ def _send_segments(message: Message) -> tuple[Sequence[torch.Tensor], _Segments]
     received = message.scratch.take("received", (ranks - 1) * numel, data.dtype, data.device)
     rows = list(received.view(ranks - 1, numel).unbind())
     rows.insert(rank, parts[rank])
-    length = SEGMENT_BYTES // data.element_size()
     segments: _Segments = []
     sends: list[dist.Work] = []
     for tag, span in enumerate(spans(max(message.counts), length)):
