@@ -124,7 +124,7 @@ def _bind(
         return _Lacking(str(error).splitlines()[0])
 
 
-def _shortage(needed: int, free: int) -> None | _Lacking:
+def _shortage(needed: int, free: int) -> _Lacking | None:
     if needed <= free * HEADROOM:
         return None
     return _Lacking(

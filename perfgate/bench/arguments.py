@@ -1,29 +1,17 @@
-"""The command ``perfgate bench``: DeepSpeed's ds_bench, on any backend, with checked data."""
+"""The options of ``perfgate bench``: those of ds_bench, then what it lacks."""
 
 from __future__ import annotations
 
 import argparse
-import io
-import os
-import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
 
-from perfgate.bench.joined import JoinedWorld, Place, discover
 from perfgate.bench.request import Request
-from perfgate.bench.row import Row
-from perfgate.bench.shared import SharedRow
-from perfgate.bench.sweep import Ranks, Sweep
-from perfgate.bench.table import UNITS, Table, check_writable, write_csv, write_json
+from perfgate.bench.sweep import Sweep
+from perfgate.bench.table import UNITS
 from perfgate.errors import UsageError
-from perfgate.model import BACKENDS, DEVICES, PROVIDERS, WorldSpec
-from perfgate.units import format_size, parse_size
+from perfgate.model import BACKENDS, DEVICES, PROVIDERS
+from perfgate.units import parse_size
 
-Start = Callable[[WorldSpec], AbstractContextManager[Ranks]]
-OK, INVALID = 0, 1
 FLAGS = {
     "all-reduce": "all_reduce",
     "all-gather": "all_gather_into_tensor",
@@ -47,7 +35,7 @@ _DEFAULT_OPS = tuple(FLAGS.values())[:5]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Declare the options: ds_bench's, with its names, then what it lacks."""
+    """Declare the options."""
     add = parser.add_argument
     add("--scan", action="store_true", help="scan sizes from 2 to 2^MAXSIZE elements")
     add("--raw", action="store_true", help="plain numbers: bytes, microseconds, rates")
@@ -84,55 +72,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
                      help="time that one row may take (default: 600)")  # fmt: skip
 
 
-def run(
-    args: argparse.Namespace,
-    start: Start,
-    *,
-    out: TextIO | None = None,
-    environ: Mapping[str, str] = os.environ,
-) -> int:
-    """Run the benchmark and print it; return 0, or 1 where a row is not to be believed.
-
-    :param start: launches a world of ranks, where no launcher has done so.
-    :raises UsageError: for what cannot be; nothing is measured then.
-    """
-    args = _settle_device(args)
-    sweep = read(args)
-    for path in (args.json, args.csv):
-        check_writable(path)
-    place = discover(environ)
-    spec = _spec(args, place)
-    table = Table(unit=args.bw_unit, raw=args.raw, asynchronous=args.async_op)
-    speaks = place is None or place.rank == 0
-    told = (out or sys.stdout) if speaks else io.StringIO()
-    rows: list[Row | SharedRow] = []
-    try:
-        with _world(args, spec, place, start) as ranks:
-            for row in sweep.rows(ranks, spec.size, _progress if speaks else _silence):
-                _print(table, row, rows[-1] if rows else None, told)
-                rows.append(row)
-    finally:  # what was measured is kept, whatever happened after
-        if speaks and rows:
-            _write(args, rows, spec, place)
-    print(f"\n{table.note()}", file=told)
-    return _status(rows, told)
-
-
-def _progress(request: Request) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[K{request.op} {format_size(request.size_bytes)} ...\r")
-        sys.stderr.flush()
-
-
-def _silence(_request: Request) -> None:
-    """Leave the talking to rank 0."""
-
-
-def _settle_device(args: argparse.Namespace) -> argparse.Namespace:
+def settle_device(args: argparse.Namespace) -> argparse.Namespace:
     """Fill in the device, and the ranks for it, where they are not given."""
     import torch
 
     gpus = torch.cuda.device_count()
+    if args.device == "cuda" and not gpus:
+        raise UsageError("--device cuda needs a GPU, and torch sees none; use --device cpu")
     device = args.device or ("cuda" if gpus and args.backend != "gloo" else "cpu")
     ranks = (gpus if device == "cuda" else 2) if args.ranks is None else args.ranks
     return argparse.Namespace(**vars(args) | {"device": device, "ranks": ranks})
@@ -178,47 +124,3 @@ def read(args: argparse.Namespace) -> Sweep:
         mem_factor=args.mem_factor,
         deadline_s=args.deadline,
     )
-
-
-def _spec(args: argparse.Namespace, place: Place | None) -> WorldSpec:
-    return WorldSpec(
-        size=args.ranks if place is None else place.world_size,
-        backend=args.backend or ("nccl" if args.device == "cuda" else "gloo"),
-        device=args.device,
-        provider=args.dist,
-        deadline_s=args.deadline,
-    )
-
-
-def _world(
-    args: argparse.Namespace, spec: WorldSpec, place: Place | None, start: Start
-) -> AbstractContextManager[Ranks]:
-    if place is None:
-        return start(spec)
-    return JoinedWorld(place, spec.backend, spec.device, args.deadline)
-
-
-def _print(table: Table, row: Row | SharedRow, before: Row | SharedRow | None, out: TextIO) -> None:
-    if isinstance(row, SharedRow):
-        text = table.shared_line(row)
-    else:
-        first = before is None or before.request.op != row.request.op
-        text = "\n".join([*([table.title(row)] if first else []), table.line(row), *row.debug])
-    print(text, file=out, flush=True)
-
-
-def _write(
-    args: argparse.Namespace, rows: list[Row | SharedRow], spec: WorldSpec, place: Place | None
-) -> None:
-    world: dict[str, Any] = asdict(spec) | {"launcher": place.launcher if place else "perfgate"}
-    if args.json:
-        write_json(args.json, rows, world)
-    if args.csv:
-        write_csv(args.csv, rows)
-
-
-def _status(rows: list[Row | SharedRow], out: TextIO) -> int:
-    measured = [row for row in rows if isinstance(row, SharedRow) or row.skipped is None]
-    if not measured:
-        print("nothing was measured", file=out)
-    return OK if measured and not any(row.problems for row in measured) else INVALID
