@@ -5,7 +5,8 @@ Pure: histories in, who is to blame out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import groupby
 
 from perfgate.world.record import BEGUN, Collective
 
@@ -40,6 +41,27 @@ def absence(histories: Mapping[int, History]) -> dict[int, str]:
     return absent
 
 
+def stuck(histories: Mapping[int, History], returned: Collection[int]) -> bool:
+    """Whether the ranks that have not returned all wait in a collective that cannot be.
+
+    That is: they disagree, or one that has returned never began it.
+    """
+    pending = [history for rank, history in histories.items() if rank not in returned]
+    waiting = all(history and history[-1].state == BEGUN for history in pending)
+    if not (pending and waiting):
+        return False
+    return bool(disagreement(histories)) or any(rank in returned for rank in absence(histories))
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Return ``rank 3`` or ``ranks 0, 2-4``."""
+    ordered = sorted(set(ranks))
+    runs = groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])
+    spans = [[rank for _, rank in run] for _, run in runs]
+    text = ", ".join(f"{s[0]}" if len(s) == 1 else f"{s[0]}-{s[-1]}" for s in spans)
+    return f"rank{'s' if len(ordered) > 1 else ''} {text}"
+
+
 def last(history: History) -> str:
     """Return the last collective in words, or nothing."""
     if not history:
@@ -63,5 +85,10 @@ def _sides(step: Mapping[int, Collective]) -> list[list[int]]:
 
 def _blamed(sides: list[list[int]], step: Mapping[int, Collective]) -> dict[int, str]:
     tied = len(sides[0]) == len(sides[1])
-    guilty = [rank for side in (sides if tied else sides[1:]) for rank in side]
-    return {rank: str(step[rank]) for rank in sorted(guilty)}
+    told = {}
+    for side in sides if tied else sides[1:]:
+        other = sides[0] if side is not sides[0] else sides[1]
+        for rank in side:
+            where = f"where {name_ranks(other)} called {step[other[0]].text}"
+            told[rank] = f"{step[rank]} {where}"
+    return dict(sorted(told.items()))

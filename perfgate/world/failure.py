@@ -6,6 +6,7 @@ import linecache
 import os
 import re
 import signal
+import sysconfig
 import textwrap
 import time
 from collections.abc import Iterable
@@ -13,10 +14,14 @@ from dataclasses import replace
 from itertools import groupby
 
 from perfgate.errors import WorldError
+from perfgate.world.agreement import name_ranks
 from perfgate.world.protocol import Failure, Frame
+
+__all__ = ["RankFailure", "absent", "died", "disagreed", "name_ranks", "returned", "still_running"]
 
 _STACK_FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
 _ENGINE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_STDLIB = sysconfig.get_paths()["stdlib"]
 _MOST_FRAMES = 10
 _COLLECTIVES_FILE = "distributed_c10d.py"
 
@@ -96,9 +101,11 @@ def returned(rank: int) -> Failure:
     return Failure(rank=rank, kind="returned", message="")
 
 
-def left(rank: int, step: str) -> Failure:
-    """Return the failure of a rank that returned while others wait for it in ``step``."""
-    return Failure(rank=rank, kind="left", message=f"returned without joining {step}")
+def absent(failure: Failure, step: str) -> Failure:
+    """Return the failure of a rank that others wait for in ``step``, which it never began."""
+    if failure.kind == "returned":
+        return replace(failure, kind="left", message=f"returned without joining {step}")
+    return replace(failure, kind="hung", message=f"{failure.message}, without joining {step}")
 
 
 def disagreed(failure: Failure, step: str) -> Failure:
@@ -117,15 +124,6 @@ def collective_in(stack: str) -> str:
     return ""
 
 
-def name_ranks(ranks: Iterable[int]) -> str:
-    """Return ``rank 3`` or ``ranks 0, 2-4``."""
-    ordered = sorted(set(ranks))
-    runs = groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])
-    spans = [[rank for _, rank in run] for _, run in runs]
-    text = ", ".join(f"{s[0]}" if len(s) == 1 else f"{s[0]}-{s[-1]}" for s in spans)
-    return f"rank{'s' if len(ordered) > 1 else ''} {text}"
-
-
 def _main_thread(stack: str) -> list[str]:
     """Return the lines of the thread that was started first: faulthandler dumps it last."""
     threads = re.split(r"^(?=Thread 0x|Current thread 0x)", stack, flags=re.MULTILINE)
@@ -133,20 +131,35 @@ def _main_thread(stack: str) -> list[str]:
 
 
 def _innermost(stack: str) -> str:
-    for line in _main_thread(stack):
-        if match := _STACK_FRAME.match(line):
-            return f"at {match['path']}:{match['line']} in {match['function']}"
-    return "at a place that could not be read (the process did not answer)"
+    """Return where the main thread was: in the user's code, and below it in what."""
+    frames = [match for line in _main_thread(stack) if (match := _STACK_FRAME.match(line))]
+    if not frames:
+        return "at a place that could not be read (the process did not answer)"
+    own = next((f for f in frames if _is_own(f["path"])), frames[0])
+    below = "" if own is frames[0] else f" (in {frames[0]['function']})"
+    return f"at {own['path']}:{own['line']} in {own['function']}{below}"
+
+
+def _is_own(path: str) -> bool:
+    return not (path.startswith(_STDLIB) or "site-packages" in path or _is_engine(path))
 
 
 def _blame(failure: Failure) -> tuple[int, int, int]:
-    suspect = failure.kind == "raised" and failure.in_collective
-    guilt = 2 if failure.innocent else int(suspect)
+    if failure.kind == "disagreed":  # whatever else happened, it had to go wrong
+        guilt = 0
+    elif failure.innocent:
+        guilt = 3
+    else:
+        guilt = 2 if failure.kind == "raised" and failure.in_collective else 1
     return (guilt, failure.at_ns, failure.rank)
 
 
-def _told_as(failure: Failure) -> tuple[str, str, str]:
-    return (failure.kind, failure.message, failure.last)
+def _told_as(failure: Failure) -> tuple[str, str]:
+    return (_what(failure), failure.last) if failure.innocent else _own(failure)
+
+
+def _own(failure: Failure) -> tuple[str, str]:
+    return (failure.kind + failure.message, failure.last)
 
 
 def _told_alike(one: Failure, other: Failure) -> bool:
@@ -155,6 +168,8 @@ def _told_alike(one: Failure, other: Failure) -> bool:
 
 def _what(failure: Failure) -> str:
     first = failure.message.splitlines()[0] if failure.message else failure.type_name
+    if failure.peer_lost and failure.kind == "raised":
+        return "lost a peer"
     match failure.kind:
         case "raised":
             return f"raised {first}"
@@ -172,13 +187,25 @@ def _evidence(failure: Failure) -> list[str]:
     lines = [f"    last collective: {failure.last}"] if failure.last else []
     if failure.innocent:
         return lines
-    lines += _shorten([_place(frame) for frame in failure.frames[:-1]])
-    if failure.frames:
-        lines += _source(failure.frames[-1])
+    lines += _traceback(failure.frames)
     if failure.frames or failure.kind == "raised":
         lines += [f"E   {line}" for line in failure.message.splitlines()]
-        lines += [_place(frame) for frame in failure.frames[-1:]]
+    lines += [_place(frame) for frame in failure.frames[-1:]]
     return lines + _without_engine(failure.stack)
+
+
+def _traceback(frames: tuple[Frame, ...]) -> list[str]:
+    """Return the frames' places, with the source of the innermost that is the user's own."""
+    own = [place for place, frame in enumerate(frames) if _is_own(frame.path)]
+    if not frames:
+        return []
+    shown = own[-1] if own else len(frames) - 1
+    places = [_place(frame) for frame in frames]
+    return [
+        *_shorten(places[:shown]),
+        *_source(frames[shown]),
+        *_shorten(places[shown:-1]),
+    ]
 
 
 def _shorten(places: list[str]) -> list[str]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Sequence
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import BinaryIO, TypeVar
 from perfgate.errors import LaunchError
 from perfgate.model import WorldSpec
 from perfgate.world.environ import rank_environ, terminal
+from perfgate.world.machine import Process
 from perfgate.world.protocol import STACK_SIGNAL, Exited, Forked, Kill, Seat
 from perfgate.world.record import Record, anonymous_file
 
@@ -34,7 +36,7 @@ _BOOT = (
 )
 
 
-class Process:
+class LocalProcess:
     """One rank's process on this machine, as the controller holds it.
 
     :ivar status: how it ended (negative: a signal's number); None while it lives.
@@ -96,20 +98,11 @@ class Process:
             self._output.close()
 
 
-def kernel_kills() -> int:
-    """Return how often the kernel has killed a process for want of memory, since it runs."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
-
-
 class Host:
     """The machine we are on: one zygote, and news of the ranks that it forked."""
 
     def __init__(self) -> None:
-        self._living: dict[int, Process] = {}
+        self._living: dict[int, LocalProcess] = {}
         self._ready = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel = ours
@@ -152,7 +145,7 @@ class Host:
         passthrough: bool,
         watched: bool,
         post_mortem: bool = False,
-    ) -> list[Process]:
+    ) -> list[LocalProcess]:
         """Fork one process a rank; they join their group on their own.
 
         :raises LaunchError: when the zygote is gone, or there is no room for output.
@@ -178,13 +171,13 @@ class Host:
 
     def fork(
         self, seats: list[Seat], sinks: list[BinaryIO | None], listener: socket.socket | None
-    ) -> list[Process]:
+    ) -> list[LocalProcess]:
         """Fork a process for each seat, asked for all at once; rank 0 gets the listener.
 
         :raises LaunchError: when the zygote is gone.
         """
         self.wait_ready()
-        processes: list[Process] = []
+        processes: list[LocalProcess] = []
         try:
             for seat, sink in zip(seats, sinks, strict=True):
                 processes.append(self._ask(seat, sink, listener))
@@ -198,12 +191,12 @@ class Host:
             raise
         return processes
 
-    def kill(self, processes: list[Process]) -> None:
+    def kill(self, processes: Sequence[Process]) -> None:
         """Kill ranks and all that they started, and wait until they are gone."""
         self._send(Kill(tuple(p.pid for p in processes if p.status is None)))
         self.wait_gone(processes, 10.0)
 
-    def wait_gone(self, processes: list[Process], timeout_s: float) -> bool:
+    def wait_gone(self, processes: Sequence[Process], timeout_s: float) -> bool:
         """Wait until every process has ended; say whether it has."""
         until = time.monotonic() + timeout_s
         while any(process.status is None for process in processes):
@@ -224,9 +217,11 @@ class Host:
         process = self._living.pop(exited.pid)
         process.status, process.ended_ns = exited.status, exited.at_ns
 
-    def _ask(self, seat: Seat, sink: BinaryIO | None, listener: socket.socket | None) -> Process:
+    def _ask(
+        self, seat: Seat, sink: BinaryIO | None, listener: socket.socket | None
+    ) -> LocalProcess:
         ours, theirs = socket.socketpair()
-        process = Process(seat.rank, Connection(ours.detach()), sink)
+        process = LocalProcess(seat.rank, Connection(ours.detach()), sink)
         with theirs:
             descriptors = process.descriptors(theirs.fileno())
             if listener is not None and seat.rank == 0:

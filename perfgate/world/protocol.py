@@ -125,7 +125,11 @@ class Failure:
     @property
     def innocent(self) -> bool:
         """Whether it only suffered what another rank did."""
-        return self.peer_lost or self.kind in ("waited", "running", "returned")
+        return (self.peer_lost and self.kind == "raised") or self.kind in (
+            "waited",
+            "running",
+            "returned",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +137,7 @@ class Reply:
     """From a rank: the call's result as cloudpickle's bytes, or its failure.
 
     :param steps: a digest of the collectives that it began on the whole world.
+    :param spent: whether the function has ended the process group: nothing more can run here.
     """
 
     rank: int
@@ -141,6 +146,7 @@ class Reply:
     failure: Failure | None = None
     warnings: tuple[tuple[str, str, str, int], ...] = field(default=())
     steps: tuple[int, int] = (0, 0)
+    spent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH_DISTRIBUTED = os.path.dirname(dist.__file__) + os.sep
 #: The controller's deadlines come first; no group ever waits for its own.
 _GROUP_TIMEOUT_S = 86400.0
+_MESSAGE_CHARACTERS = 8_000
 _OUTCOMES = {"Skipped": "skipped", "XFailed": "xfailed"}
 _PEER_LOST = ("connection closed by peer", "connection reset by peer", "connection refused",
               "timed out waiting", "broken pipe", "remote process exited")  # fmt: skip
@@ -159,6 +160,7 @@ def _gpu(seat: Seat) -> int:
 
 
 def _answer(call: Call, rank: Rank, seat: Seat, watch: Watch) -> Reply:
+    group = dist.GroupMember.WORLD
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         value, failure = _run(call, rank, seat)
@@ -170,6 +172,7 @@ def _answer(call: Call, rank: Rank, seat: Seat, watch: Watch) -> Reply:
         failure=failure,
         warnings=told,
         steps=watch.steps,
+        spent=dist.GroupMember.WORLD is not group,
     )
 
 
@@ -199,18 +202,27 @@ def _crossing(result: Any) -> bytes:
 
 
 def _failure(rank: int, error: BaseException) -> Failure:
-    message = "".join(traceback.format_exception_only(type(error), error)).strip()
+    outcome = _OUTCOMES.get(type(error).__name__)
+    text = "".join(traceback.format_exception_only(type(error), error)).strip()
+    message = str(error) if outcome else text
     return Failure(
         rank=rank,
-        kind=_OUTCOMES.get(type(error).__name__, "raised"),
+        kind=outcome or "raised",
         type_name=type(error).__name__,
-        message=message if type(error).__name__ not in _OUTCOMES else str(error),
+        message=_shorten(message),
         frames=_frames(error.__traceback__),
         peer_lost=isinstance(error, RuntimeError) and _is_echo(message),
         in_collective=isinstance(error, RuntimeError) and _inside_torch(error.__traceback__),
         at_ns=time.monotonic_ns(),
         exception=_pickled(error),
     )
+
+
+def _shorten(message: str) -> str:
+    left_out = len(message) - _MESSAGE_CHARACTERS
+    if left_out <= 0:
+        return message
+    return f"{message[:_MESSAGE_CHARACTERS]} ... {left_out} characters more"
 
 
 def _is_echo(message: str) -> bool:
