@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from perfgate.comm.bandwidth import factor
 from perfgate.errors import UsageError
-from perfgate.measure import Timing, try_once
+from perfgate.gate.ratio import PORTABLE
+from perfgate.judgement import AgainstLimit, Judgement
+from perfgate.measure import PairTiming, Timing, try_once
 from perfgate.model import Case, Policy, Verdict, WorldSpec
 from perfgate.run import Run
 from perfgate.units import parse_size
@@ -81,22 +84,62 @@ class Gate:
         __tracebackhide__ = True
         if not items > 0:
             raise UsageError(f"items={items!r} must be above zero: what one call works off")
-        name = getattr(function, "__name__", "function")
-        case = Case(test=self.test, op=name, world=self.spec, items=float(items), unit=unit)
+        case = Case(
+            test=self.test, op=_name(function), world=self.spec, items=float(items), unit=unit
+        )
         timing = Timing("time_function", (function, setup))
         return self._gate(case, timing, max_regression, must_catch)
+
+    def ratio(
+        self,
+        function: Callable[..., Any],
+        *,
+        to: Callable[..., Any],
+        at_most: float | None = None,
+        setup: Callable[[], Any] | None = None,
+        max_regression: float | str | None = None,
+        must_catch: float | str | None = None,
+    ) -> Verdict | None:
+        """Measure and gate how much of another function's time a function takes.
+
+        Calls of both alternate in one world, so that the ratio resolves about 1 % and holds on
+        other machines too.
+
+        :param at_most: what the ratio must not pass; without it, the stored portable ratio is
+            what it is held against.
+        :param setup: runs twice a launch on every rank, once for each function.
+        :raises UsageError: for a limit that is not above zero.
+        """
+        __tracebackhide__ = True
+        op = f"{_name(function)}/{_name(to)}"
+        case = Case(test=self.test, op=op, world=self.spec)
+        timing = PairTiming("time_pair", (function, to, setup))
+        policy = self._policy(max_regression, must_catch)
+        if at_most is None:
+            return self._conclude(case, timing, lambda: self.run.against_portable(case, policy))
+        if not (isinstance(at_most, (int, float)) and 0 < at_most < math.inf):
+            raise UsageError(f"at_most={at_most!r} must be above zero; 0.60 is six tenths of it")
+        return self._conclude(case, timing, lambda: AgainstLimit(at_most, policy.alpha))
 
     def _gate(
         self, case: Case, timing: Timing, max_regression: object, must_catch: object
     ) -> Verdict | None:
         __tracebackhide__ = True
         policy = self._policy(max_regression, must_catch)
+        return self._conclude(case, timing, lambda: self.run.against_baseline(case, policy))
+
+    def _conclude(
+        self, case: Case, timing: Timing, judgement: Callable[[], Judgement]
+    ) -> Verdict | None:
+        """Try the case out, or measure it and keep the verdict."""
+        __tracebackhide__ = True
         if not self.run.settings.gated:
             problems = try_once(case, timing, self.run.worlds)
             if problems:
                 raise WrongResult("; ".join(problems))
             return None
-        verdict = self.run.judge(case, timing, policy)
+        where = PORTABLE if isinstance(timing, PairTiming) else None
+        verdict = self.run.judge(case, timing, judgement(), where)
         self.verdicts.append(verdict)
         return verdict
 
@@ -105,6 +148,10 @@ class Gate:
         limit = self.defaults.get("max_regression") if max_regression is None else max_regression
         catch = self.defaults.get("must_catch") if must_catch is None else must_catch
         return self.run.settings.policy(self.run.alpha(self._decisions), limit, catch)
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", "function"))
 
 
 class WrongResult(AssertionError):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from perfgate.bench.sample import Extent, Timed, problems_of, slowest_s
+from perfgate.bench.sample import Extent, Timed, slowest, slowest_pair
 from perfgate.errors import UsageError
+from perfgate.gate.conditions import Conditions, others_share
+from perfgate.gate.ratio import paired_ratios
 from perfgate.gate.stats import summarise
 from perfgate.model import Case, Launch, Measurement
 from perfgate.world.controller import RankFailure, World
@@ -44,12 +46,20 @@ class Timing:
     function: str
     args: tuple[Any, ...]
 
-    def on(self, world: World, extent: Extent) -> list[Timed]:
-        """Time it on a world's ranks.
+    def once(self, world: World, extent: Extent) -> Timed:
+        """Time it on a world and return the slowest rank's time of each call.
 
         :raises UsageError: when a rank says that what is asked cannot be.
         :raises RankFailure: when a rank fails otherwise.
         """
+        __tracebackhide__ = True
+        return slowest(self._on(world, extent))
+
+    def launch(self, timed: Timed) -> Launch:
+        """Return a launch's figures."""
+        return summarise(timed.times_ns / 1e9)
+
+    def _on(self, world: World, extent: Extent) -> list[Any]:
         __tracebackhide__ = True
         call = OnRank("perfgate.bench.timing", self.function)
         deadline_s = world.spec.deadline_s + extent.budget_s
@@ -61,10 +71,24 @@ class Timing:
             raise
 
 
+class PairTiming(Timing):
+    """Two functions whose calls alternate; a launch's figures are those of their ratios."""
+
+    def once(self, world: World, extent: Extent) -> Timed:
+        """Time both; the times of the first, then of the second, shape ``(2, calls)``."""
+        __tracebackhide__ = True
+        return slowest_pair(self._on(world, extent))
+
+    def launch(self, timed: Timed) -> Launch:
+        """Return the quantiles of the paired ratios."""
+        return paired_ratios(*timed.times_ns)
+
+
 def try_once(case: Case, timing: Timing, worlds: Worlds) -> tuple[str, ...]:
     """Run a case a few times on a living world, verified and not timed; return its problems."""
     __tracebackhide__ = True
-    return problems_of(timing.on(worlds.get(case.world), Extent(_TRIAL_CALLS)))
+    problem = timing.once(worlds.get(case.world), Extent(_TRIAL_CALLS)).problem
+    return (problem,) if problem else ()
 
 
 def measure(
@@ -83,17 +107,23 @@ def measure(
     launches: list[Launch] = []
     problems: tuple[str, ...] = ()
     extent = Extent(budget_s=effort.launch_s)
+    before = Conditions.read()
     for number in range(1, effort.launches + 1):
         tell(number)
         with worlds.fresh(case.world) as world:
-            ranks = timing.on(world, extent)
-        problems = problems or problems_of(ranks)
-        times_s = slowest_s(ranks)
-        if (times_s <= 0).any():
-            problems = problems or ("a call took no time: below the clock's resolution",)
+            timed = timing.once(world, extent)
+        problem = timed.problem
+        if not problem and (timed.times_ns <= 0).any():
+            problem = "a call took no time: below the clock's resolution"
+        if problem:
+            problems = (problem,)
             break
-        launches.append(summarise(times_s))
-        extent = Extent(calls=len(times_s), budget_s=effort.launch_s)
+        launches.append(timing.launch(timed))
+        extent = replace(extent, calls=timed.times_ns.shape[-1], seed=number)
     return Measurement(
-        case=case, environment=environment, launches=tuple(launches), problems=problems
+        case=case,
+        environment=environment,
+        launches=tuple(launches),
+        problems=problems,
+        others_share=others_share(before, Conditions.read()),
     )

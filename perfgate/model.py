@@ -127,11 +127,15 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """One accepted run of a case: several launches of one commit."""
+    """One accepted run of a case: several launches of one commit.
+
+    ``others_share`` is the share of the processor that other processes used meanwhile, 0 to 1.
+    """
 
     commit: str
     date: str
     launches: tuple[Launch, ...]
+    others_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,12 +149,16 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What was measured of a case now. ``problems`` holds why it is not to be believed, if so."""
+    """What was measured of a case now. ``problems`` holds why it is not to be believed, if so.
+
+    ``others_share`` is the share of the processor that other processes used meanwhile, 0 to 1.
+    """
 
     case: Case
     environment: str
     launches: tuple[Launch, ...]
     problems: tuple[str, ...] = ()
+    others_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +243,7 @@ class Verdict:
     def figure(self) -> str:
         """The time, with the bus bandwidth or the throughput where there is one."""
         if not math.isfinite(self.time_s):
-            return "no time"
+            return ""
         busbw_gbps = self.case.busbw_gbps(self.time_s)
         items_per_s = self.case.items_per_s(self.time_s)
         parts = [format_duration(self.time_s)]
@@ -248,13 +256,14 @@ class Verdict:
     @property
     def line(self) -> str:
         """The one line that failure, JUnit, table, summary and annotation all show."""
-        text = f"{self.outcome} {self.case.label}: {self.figure}"
+        change = ""
         if math.isfinite(self.change):
-            text += f", {format_percent(self.change)} (limit {format_percent(self.limit)}"
-            text += f", noise {format_percent(self.mde).lstrip('+')})"
-        for part in (self.reason, self.next_step and f"next: {self.next_step}"):
-            text += f"; {part}" if part else ""
-        return text
+            change = f"{format_percent(self.change)} (limit {format_percent(self.limit)}"
+            change += f", noise {format_percent(self.mde).lstrip('+')})"
+        facts = ", ".join(part for part in (self.figure, change) if part)
+        more = (self.reason, self.next_step and f"next: {self.next_step}")
+        told = "; ".join(part for part in (facts, *more) if part)
+        return f"{self.outcome} {self.case.label}: {told}"
 
     def properties(self) -> dict[str, str]:
         """JUnit properties of the test case, by name; figures that do not exist are left out."""

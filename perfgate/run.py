@@ -14,10 +14,11 @@ from pathlib import Path, PurePosixPath
 from perfgate.gate.baseline import BaselineStore
 from perfgate.gate.conditions import Conditions
 from perfgate.gate.conditions import problems as spoiled
-from perfgate.gate.decide import confirm, decide, needs_confirmation
 from perfgate.gate.environment import Environment
 from perfgate.gate.noise import pool_sessions
+from perfgate.gate.ratio import PORTABLE
 from perfgate.gate.stats import Component
+from perfgate.judgement import AgainstBaseline, AgainstPortable, Judgement
 from perfgate.measure import Effort, Timing, measure
 from perfgate.model import (
     Baseline,
@@ -57,7 +58,7 @@ class Run:
     _stored: list[Path] = field(default_factory=list)
     failed_reports: list[str] = field(default_factory=list)
     _begun: Conditions = field(default_factory=Conditions.read)
-    _opened: dict[str, tuple[dict[str, Baseline], Component]] = field(default_factory=dict)
+    _opened: dict[Path, tuple[dict[str, Baseline], Component]] = field(default_factory=dict)
 
     @functools.cached_property
     def world(self) -> LastingWorld:
@@ -96,25 +97,43 @@ class Run:
         :raises BaselineError: when a file cannot be read.
         """
         for suite in sorted({suite_of(test) for test in tests}):
-            self._baselines(suite)
+            self._baselines(self.environment, suite)
+            self._baselines(PORTABLE, suite)
 
-    def judge(self, case: Case, timing: Timing, policy: Policy) -> Verdict:
-        """Measure a case, decide, and measure again what looks slower before saying so."""
+    def against_baseline(self, case: Case, policy: Policy) -> AgainstBaseline:
+        """Return what a time is held against."""
+        baselines, pooled = self._baselines(self.environment, suite_of(case.test))
+        return AgainstBaseline(baselines.get(case.id), policy, pooled)
+
+    def against_portable(self, case: Case, policy: Policy) -> AgainstPortable:
+        """Return what a ratio is held against."""
+        baselines, _ = self._baselines(PORTABLE, suite_of(case.test))
+        return AgainstPortable(baselines.get(case.id), policy)
+
+    def judge(
+        self,
+        case: Case,
+        timing: Timing,
+        judgement: Judgement,
+        where: Environment | None = None,
+    ) -> Verdict:
+        """Measure a case, decide, and measure again what looks worse before saying so.
+
+        :param where: the environment that its figures are stored for (default: this one).
+        """
         __tracebackhide__ = True
-        suite = suite_of(case.test)
-        baselines, pooled = self._baselines(suite)
-        baseline = baselines.get(case.id)
+        where = where or self.environment
         effort = Effort.share(self.settings.budget_s, self.planned, self.settings.launches)
-        measurement = self._measure(case, timing, effort, "")
-        verdict = decide(measurement, baseline, policy, sessions=pooled)
-        if baseline is not None and needs_confirmation(verdict):
+        measurement = self._measure(case, where, timing, effort, "")
+        verdict = judgement.decide(measurement)
+        if judgement.flags(verdict):
             effort = effort.times(CONFIRMING_LAUNCHES)
-            measurement = self._measure(case, timing, effort, "again, ")
-            verdict = confirm(verdict, measurement, baseline, policy, sessions=pooled)
+            measurement = self._measure(case, where, timing, effort, "again, ")
+            verdict = judgement.confirm(verdict, measurement)
         verdict = self._unless_spoiled(verdict)
         self.verdicts.append(verdict)
         if verdict.outcome is not Outcome.INVALID:
-            self._keep(suite, measurement)
+            self._keep(where, measurement)
         return verdict
 
     def take_in(self) -> None:
@@ -123,10 +142,13 @@ class Run:
         :raises BaselineError: when it cannot be stored.
         """
         worse = {v.case.id for v in self.verdicts if v.outcome.fails}
-        fit = [m for m in self._measured if m.case_id not in worse]
-        for suite in sorted({m.suite for m in fit}):
-            sessions = {m.case_id: m.session for m in fit if m.suite == suite}
-            self._stored.append(self.store.add(self.environment, suite, sessions))
+        files: dict[tuple[bool, str], dict[str, Session]] = {}
+        for m in self._measured:
+            if m.case_id not in worse:
+                files.setdefault((m.portable, m.suite), {})[m.case_id] = m.session
+        for (portable, suite), sessions in files.items():
+            where = PORTABLE if portable else self.environment
+            self._stored.append(self.store.add(where, suite, sessions))
 
     def near_misses(self) -> tuple[str, ...]:
         """Return how the nearest stored environment differs, where nothing fits this one."""
@@ -166,28 +188,42 @@ class Run:
             return verdict
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason="; ".join(reasons))
 
-    def _measure(self, case: Case, timing: Timing, effort: Effort, prefix: str) -> Measurement:
+    def _measure(
+        self, case: Case, where: Environment, timing: Timing, effort: Effort, prefix: str
+    ) -> Measurement:
         __tracebackhide__ = True
         return measure(
             case,
-            self.environment.key,
+            where.key,
             timing,
             self.worlds,
             effort,
             lambda number: self.tell(case, f"{prefix}launch {number} of {effort.launches}"),
         )
 
-    def _keep(self, suite: str, measurement: Measurement) -> None:
-        session = Session(commit=self.commit, date=_utc(time.time()), launches=measurement.launches)
-        case_id = measurement.case.id
-        self._measured.append(Measured(case_id=case_id, suite=suite, session=session))
+    def _keep(self, where: Environment, measurement: Measurement) -> None:
+        session = Session(
+            commit=self.commit,
+            date=_utc(time.time()),
+            launches=measurement.launches,
+            others_share=measurement.others_share,
+        )
+        self._measured.append(
+            Measured(
+                case_id=measurement.case.id,
+                suite=suite_of(measurement.case.test),
+                portable=where == PORTABLE,
+                session=session,
+            )
+        )
 
-    def _baselines(self, suite: str) -> tuple[dict[str, Baseline], Component]:
+    def _baselines(self, where: Environment, suite: str) -> tuple[dict[str, Baseline], Component]:
         """Return a suite's baselines and the variance between sessions that they show."""
-        if suite not in self._opened:
-            baselines = self.store.load(self.environment, suite)
-            self._opened[suite] = baselines, pool_sessions(baselines.values())
-        return self._opened[suite]
+        path = self.store.path(where, suite)
+        if path not in self._opened:
+            baselines = self.store.load(where, suite)
+            self._opened[path] = baselines, pool_sessions(baselines.values())
+        return self._opened[path]
 
 
 def suite_of(test: str) -> str:

@@ -12,12 +12,14 @@ import numpy.typing as npt
 class Extent:
     """How many calls: a fixed number, or as many as fit into a time, agreed by the ranks.
 
-    ``warmups`` calls go before them, verified and not counted.
+    ``warmups`` calls go before them, verified and not counted. ``seed`` orders the arms, where
+    there are several.
     """
 
     calls: int | None = None
     budget_s: float = 0.0
     warmups: int = 5
+    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +30,14 @@ class Timed:
     problem: str | None = None
 
 
-def slowest_s(ranks: list[Timed]) -> npt.NDArray[np.float64]:
-    """Return each call's time in seconds, the maximum over the ranks: ``(calls,)``."""
-    slowest_ns: npt.NDArray[np.int64] = np.max([timed.times_ns for timed in ranks], axis=0)
-    return slowest_ns / 1e9
+def slowest(ranks: list[Timed]) -> Timed:
+    """Return each call's time as the maximum over the ranks, and the first problem of any."""
+    times_ns: npt.NDArray[np.int64] = np.max([timed.times_ns for timed in ranks], axis=0)
+    return Timed(times_ns, next((timed.problem for timed in ranks if timed.problem), None))
 
 
-def problems_of(ranks: list[Timed]) -> tuple[str, ...]:
-    """Return what ranks found wrong with their data."""
-    return tuple(timed.problem for timed in ranks if timed.problem)
+def slowest_pair(ranks: list[list[Timed]]) -> Timed:
+    """Return the same for two arms that were timed together, ``(2, calls)``."""
+    arms = [slowest(list(arm)) for arm in zip(*ranks, strict=True)]
+    problem = next((arm.problem for arm in arms if arm.problem), None)
+    return Timed(np.stack([arm.times_ns for arm in arms]), problem)

@@ -89,23 +89,22 @@ def time_pair(
     second: Callable[..., Any],
     setup: Callable[[], Any] | None,
     extent: Extent,
-    seed: int,
 ) -> list[Timed]:
     """Time two functions in one world, calls alternating, on this rank; first, then second."""
     arms: list[Arm] = [FunctionArm(function, setup) for function in (first, second)]
-    return time_arms(arms, extent, seed)
+    return time_arms(arms, extent)
 
 
-def time_arms(arms: list[Arm], extent: Extent, seed: int = 0) -> list[Timed]:
+def time_arms(arms: list[Arm], extent: Extent) -> list[Timed]:
     """Time several arms in one world, a call of each in turn, in random order within the turn.
 
-    :param seed: of the order, which must be the same on every rank.
+    The order follows from the extent's seed, so that it is the same on every rank.
     """
     clock = _CudaClock() if _on_gpu() else _CpuClock()
     problems: list[str | None] = [None] * len(arms)
     turns_s = [_warm_up(arms, call, clock, problems) for call in range(extent.warmups)]
     turns = extent.calls or _agree(extent.budget_s, median(turns_s))
-    order = random.Random(seed)
+    order = random.Random(extent.seed)
     times = np.empty((turns, len(arms)), dtype=np.int64)
     with _no_garbage_collection():
         for turn in range(turns):

@@ -14,6 +14,7 @@ from rich.table import Table
 from perfgate.errors import UsageError
 from perfgate.gate.baseline import BaselineStore
 from perfgate.gate.environment import Environment
+from perfgate.gate.ratio import PORTABLE
 from perfgate.model import Launch, Session
 from perfgate.units import format_duration
 
@@ -101,7 +102,8 @@ def _accept(args: argparse.Namespace, store: BaselineStore) -> int:
             )
         for case_id, entry in chosen.items():
             session = _session(entry["session"])
-            path = store.restart(environment, entry["suite"], {case_id: session})
+            where = PORTABLE if entry["portable"] else environment
+            path = store.restart(where, entry["suite"], {case_id: session})
             sys.stdout.write(f"{path}: {case_id} begins anew with {session.commit}\n")
     return 0
 
@@ -120,7 +122,7 @@ def _read_run(path: Path) -> dict[str, Any]:
 
 def _session(data: dict[str, Any]) -> Session:
     launches = tuple(Launch(**launch) for launch in data["launches"])
-    return Session(commit=data["commit"], date=data["date"], launches=launches)
+    return Session(**{**data, "launches": launches})
 
 
 def _print(table: Table) -> None:

@@ -19,10 +19,14 @@ SEVERITY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What was measured of a case, as a session that can be accepted later."""
+    """What was measured of a case, as a session that can be accepted later.
+
+    A portable one is a ratio, good on any machine.
+    """
 
     case_id: str
     suite: str
+    portable: bool
     session: Session
 
 
@@ -62,7 +66,5 @@ class RunRecord:
     def as_json(self) -> dict[str, object]:
         """The record as plain data."""
         verdicts = [verdict.as_json() for verdict in self.verdicts]
-        measured = {
-            m.case_id: {"suite": m.suite, "session": asdict(m.session)} for m in self.measured
-        }
+        measured = {m.case_id: asdict(m) for m in self.measured}
         return asdict(self) | {"verdicts": verdicts, "measured": measured}

@@ -57,17 +57,6 @@ class MarkdownFile:
             file.write(markdown(record)[:_STEP_SUMMARY_BYTES])
 
 
-class Annotations:
-    """``::error`` lines on GitHub, so that a regression stands beside the change."""
-
-    def write(self, record: RunRecord) -> None:
-        """Print one line for each verdict that fails."""
-        for verdict in record.verdicts:
-            if verdict.outcome.fails:
-                path = verdict.case.test.split("::")[0]
-                print(f"::error file={path},title=perfgate::{_escaped(verdict.line)}")  # noqa: T201
-
-
 def markdown(record: RunRecord) -> str:
     """Return the record as a Markdown section."""
     lines = [f"### perfgate: {record.summary}", ""]
@@ -86,14 +75,8 @@ def usual_sinks(directory: Path) -> list[Sink]:
     sinks: list[Sink] = [JsonFile(directory), MarkdownFile(directory / "summary.md")]
     if path := os.environ.get("GITHUB_STEP_SUMMARY"):
         sinks.append(MarkdownFile(Path(path), append=True))
-    if os.environ.get("GITHUB_ACTIONS") == "true":
-        sinks.append(Annotations())
     return sinks
 
 
 def _warnings(record: RunRecord) -> list[str]:
     return [f"Planted slowdown: {plant}. This run proves the gate." for plant in record.plants]
-
-
-def _escaped(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from perfgate.report import table
@@ -25,3 +27,19 @@ def summarise(
         reporter.write_line(f"nearest stored environment differs in {miss}", yellow=True)
     for path in record.stored:
         reporter.write_line(f"stored one session in {path}")
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in github_errors(record):
+            reporter.write_line(line)
+
+
+def github_errors(record: RunRecord) -> list[str]:
+    """Return GitHub's ``::error`` lines, which stand a regression beside the change."""
+    return [
+        f"::error file={verdict.case.test.split('::')[0]},title=perfgate::{_escaped(verdict.line)}"
+        for verdict in record.verdicts
+        if verdict.outcome.fails
+    ]
+
+
+def _escaped(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")

@@ -54,7 +54,7 @@ def test_a_planted_slowdown_fails_exactly_the_tests_it_touches(refreshed, monkey
 
 def test_a_planted_slowdown_reaches_a_collective(gated, monkeypatch):
     gated("--perfgate-refresh", "-k", "sum").assert_outcomes(passed=1, deselected=2)
-    monkeypatch.setenv("PERFGATE_PLANT", "all_reduce:64KiB:+6000%")
+    monkeypatch.setenv("PERFGATE_PLANT", "all_reduce:64KiB:+1200%")
     result = gated("-k", "sum", "--perfgate-budget=0.2")
     result.assert_outcomes(failed=1, deselected=2)
     result.stdout.fnmatch_lines(["REGRESSION all_reduce 64KiB float32 x2*"])
@@ -232,3 +232,39 @@ def test_a_rank_that_dies_while_it_is_measured_fails_that_test_alone(measured, g
     result = gated("--perfgate-refresh")
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*rank 1 of 2 was killed by SIGKILL*"])
+
+
+RATIO = """
+    import time
+
+    def spin(seconds):
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            pass
+
+    def half():
+        spin(0.0003)
+
+    def whole():
+        spin(0.0006)
+
+    def test_limit(gate):
+        gate.ratio(half, to=whole, at_most=0.6)
+
+    def test_stored(gate):
+        gate.ratio(half, to=whole)
+"""
+
+
+def test_a_ratio_is_held_against_its_limit_and_the_portable_baseline(measured, gated, monkeypatch):
+    measured.makepyfile(test_ops=RATIO)
+    gated("--perfgate-refresh").assert_outcomes(passed=2)
+    assert (measured.path / "baselines/portable/test_ops.json").exists() or list(
+        measured.path.glob("baselines/portable*/test_ops.json")
+    )
+    result = gated()
+    result.assert_outcomes(passed=2)
+    monkeypatch.setenv("PERFGATE_PLANT", "half:+60%")
+    result = gated()
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["REGRESSION half/whole x2: +*; 0.8* of the reference's time*"])
