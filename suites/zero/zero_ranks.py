@@ -26,7 +26,8 @@ class Job:
     :param config: keys of :class:`perfgate.zero.ZeroConfig`.
     :param segment_bytes: what the exchange sends at a time; None leaves it its default.
     :param kind: what gradients look like: ``integers`` (multiples of the number of ranks, small
-        enough that sums and means are exact in every dtype), ``normal``, ``cancelling``, ``tiny``.
+        enough that sums and means are exact in every dtype), ``normal``, ``cancelling``, ``tiny``,
+        ``constant`` (``scale`` everywhere), ``staircase`` (256, then ones).
     :param absent: parameters that nobody uses.
     :param shuffled: every rank's gradients become ready in an order of its own.
     :param rounds: steps; the last one is judged.
@@ -38,6 +39,7 @@ class Job:
     segment_bytes: int | None = None
     dtype: torch.dtype = torch.float32
     kind: str = "integers"
+    scale: float = 1.0
     seed: int = 0
     absent: frozenset[int] = frozenset()
     shuffled: bool = False
@@ -70,6 +72,10 @@ class Job:
             limit = max(1, 8 // self.micro_batches)
             whole = torch.randint(-limit, limit + 1, shape, generator=generator)
             return (whole * ranks).to(self.dtype)
+        if self.kind == "constant":
+            return torch.full(shape, self.scale, dtype=self.dtype)
+        if self.kind == "staircase":
+            return torch.full(shape, 1.0 if micro else 256.0, dtype=self.dtype)
         values = torch.randn(shape, generator=generator, dtype=torch.float64)
         if self.kind == "cancelling":
             values += 1000.0 * (1 if rank % 2 else -1)
@@ -143,3 +149,47 @@ def held_by(reducer: GradientReducer, params: list[torch.nn.Parameter]) -> Outco
         padding.append(group.owned[rest])
     freed = [index for index, param in enumerate(params) if param.grad is None]
     return Outcome(owned, torch.cat(padding), freed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grouped:
+    """A job whose parameters are not all held by all ranks.
+
+    :param dense: the ranks that hold the dense parameters; every other rank holds nothing.
+    :param experts: disjoint groups of ranks, each with an expert of its own: parameters in
+        ``expert_params`` are reduced within them.
+    """
+
+    job: Job
+    dense: tuple[int, ...]
+    experts: tuple[tuple[int, ...], ...] = ()
+    expert_params: frozenset[int] = frozenset()
+
+
+def reduce_grouped(grouped: Grouped) -> Outcome | None:
+    """Perform a job in its groups; None on a rank that has no part in it."""
+    dense = dist.new_group(list(grouped.dense))
+    experts = [(ranks, dist.new_group(list(ranks))) for ranks in grouped.experts]
+    rank = dist.get_rank()
+    mine = next((group for ranks, group in experts if rank in ranks), None)
+    try:
+        topology = Topology(
+            group=dense, experts=dict.fromkeys(map(str, grouped.expert_params), mine)
+        )
+        return _reduce_once(grouped, topology) if rank in grouped.dense else None
+    finally:
+        for group in (dense, *(group for _, group in experts)):
+            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+                dist.destroy_process_group(group)
+
+
+def _reduce_once(grouped: Grouped, topology: Topology) -> Outcome:
+    job = grouped.job
+    params = [torch.nn.Parameter(torch.zeros(shape, dtype=job.dtype)) for shape in job.shapes]
+    named = [(str(index), param) for index, param in enumerate(params)]
+    reducer = GradientReducer(named, job.zero, strategy=job.how, topology=topology)
+    for index in arrival_order(job, dist.get_rank(), 0):
+        params[index].grad = job.gradient(dist.get_rank(), len(grouped.dense), 0, 0, index)
+        reducer.ready(str(index))
+    reducer.end_micro_batch()
+    return held_by(reducer, params)
