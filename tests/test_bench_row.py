@@ -8,6 +8,8 @@ from perfgate.bench.row import Row
 from perfgate.bench.shared import SharedRow
 from perfgate.bench.table import Table
 
+FASTER = "is faster than memory: copying what it brings takes"
+LONGER = "together, more than the"
 REQUEST = Request(op="all_reduce", size_bytes=2**20, placement="in_place")
 
 
@@ -32,10 +34,8 @@ def test_a_call_takes_as_long_as_its_slowest_rank():
     ("fields", "told"),
     [
         ({"tick_ns": 200_000}, "a call of 100000ns is below the clock's step of 200000ns"),
-        ({"copy_ns": 500_000}, "a call of 100us is faster than memory: copying what it brings "
-                               "takes 500us"),
-        ({"wall_ns": 300_000}, "rank 0's calls take 400us together, more than the 300us that "
-                               "passed"),
+        ({"copy_ns": 500_000}, f"a call of 100us {FASTER} 500us"),
+        ({"wall_ns": 300_000}, f"rank 0's calls take 400us {LONGER} 300us that passed"),
         ({"problem": "element 3 is 4, expected 5"}, "element 3 is 4, expected 5"),
     ],
     ids=["clock", "memory", "wall time", "data"],
