@@ -27,6 +27,7 @@ def session(commit="c0ffee", scale=1.0, launches=8):
     return Session(
         commit=commit,
         date="2026-01-31T12:00:00Z",
+        others_share=0.25,
         launches=tuple(
             Launch(p10_s=f * 0.9, p25_s=f, p50_s=f * 1.1, p95_s=f * 9, calls=400) for f in figures
         ),
@@ -55,6 +56,7 @@ def test_a_session_comes_back_with_six_figures(tmp_path):
     baseline = loaded[CASES[0]]
     assert (baseline.case_id, baseline.environment) == (CASES[0], HERE.key)
     assert baseline.sessions[0].commit == "c0"
+    assert baseline.sessions[0].others_share == 0.25
     for there, here in zip(baseline.sessions[0].launches, session("c0").launches, strict=True):
         assert there.calls == here.calls
         assert there.p25_s == pytest.approx(here.p25_s, rel=1e-5)
@@ -159,6 +161,7 @@ DAMAGES = {
     "local date": (lambda p: damage(p, "12:00:00Z", "12:00:00+02:00"), "not in UTC"),
     "no date": (lambda p: damage(p, "2026-01-31T12:00:00Z", "yesterday"), "yesterday|isoformat"),
     "extra key": (lambda p: damage(p, '"pinned"', '"color": 1, "pinned"'), "Extra inputs"),
+    "share above one": (lambda p: damage(p, '"others": 0.25', '"others": 2'), "less than or equal"),
     "other place": (lambda p: damage(p, '"cores": "2"', '"cores": "4"'), "edited or moved"),
 }  # fmt: skip
 

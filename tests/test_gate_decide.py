@@ -267,6 +267,21 @@ def test_sessions_that_differ_widen_the_interval():
     )
 
 
+def test_a_baseline_of_a_busier_hour_is_compared_with_that_in_mind():
+    quiet, busy = baseline(noisy(2)), baseline(noisy(2))
+    busy = replace(busy, sessions=(replace(busy.sessions[0], others_share=0.45),))
+    slower = measured(1.30 * noisy(1, spread=0.02))
+    assert decide(slower, quiet, POLICY).lower > 0
+    verdict = decide(slower, busy, POLICY)
+    assert verdict.lower < 0
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "others used 0% of the processor, 45% for the baseline" in verdict.line
+    assert verdict.mde > decide(slower, quiet, POLICY).mde * 1.5
+    alike = decide(replace(slower, others_share=0.70), busy, POLICY)
+    assert verdict.lower < alike.lower < decide(slower, quiet, POLICY).lower
+    assert "others used" not in alike.line
+
+
 def test_sessions_are_pooled_over_the_cases_of_a_file():
     one = [baseline(noisy(seed)) for seed in range(9)]
     assert pool_sessions(one) == SESSIONS

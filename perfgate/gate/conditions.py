@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 MAX_STEAL = 0.10
 """The share of processor time that the host may have given to others."""

@@ -3,7 +3,8 @@
 The change is the log ratio T of the head's typical call to the baseline's. Its variance is
 ``tau**2 (1 + 1/K) + v_head + v_base/K``: the head is one session and the baseline ``K``, and
 each is seen through a few launches (:mod:`perfgate.gate.noise`). T over its standard error
-follows a t distribution (:class:`perfgate.gate.stats.Contrast`).
+follows a t distribution (:class:`perfgate.gate.stats.Contrast`). Other processes
+that kept the machine busy widen all bounds by what that does (:mod:`perfgate.gate.weather`).
 
 - REGRESSION: the lower bound at ``policy.alpha`` is above 0 and T above ``max_regression``.
 - IMPROVEMENT: the mirror of it.
@@ -38,10 +39,12 @@ from perfgate.gate.noise import (
     session_variance,
 )
 from perfgate.gate.stats import Component, Contrast, Mean, log_figures, trimmed_mean
-from perfgate.model import Baseline, Case, Measurement, Outcome, Policy, Verdict
+from perfgate.gate.weather import STILL, Weather
+from perfgate.model import Baseline, Case, Measurement, Outcome, Policy, Session, Verdict
 from perfgate.units import format_percent
 
 PASS_ALPHA = 0.05
+WORTH_TELLING = 0.02
 MIN_LAUNCHES = 2
 SESSIONS_WANTED = 5
 
@@ -54,6 +57,7 @@ def decide(
     sessions: Component = SESSIONS,
     launches: Component = LAUNCHES,
     figure: str = "p25_s",
+    feels_weather: bool = True,
 ) -> Verdict:
     """Return the verdict on ``measurement``.
 
@@ -61,6 +65,7 @@ def decide(
         pooled one (:func:`perfgate.gate.noise.pool_sessions`) once it holds several sessions.
     :param launches: the variance below which the spread between launches is not believed.
     :param figure: the figure of a launch that is compared: ``p10_s``, ``p25_s`` or ``p50_s``.
+    :param feels_weather: whether other processes move the figures (:mod:`perfgate.gate.weather`).
     """
     known = Verdict(
         outcome=Outcome.INVALID,
@@ -84,8 +89,16 @@ def decide(
         )
     used = [session for session in baseline.sessions if session.launches]
     known = replace(known, baseline_commit=used[-1].commit, baseline_sessions=len(used))
-    change = contrast(head, session_means(used, figure), sessions, launches)
-    return _judge(known, change, policy)
+    weather = _weather(measurement, used) if feels_weather else STILL
+    change = contrast(head, session_means(used, figure), sessions, launches, weather)
+    verdict = _judge(known, change, policy)
+    if verdict.outcome is Outcome.INCONCLUSIVE and weather.bias > WORTH_TELLING:
+        return replace(verdict, reason=f"{verdict.reason}; {weather}")
+    return verdict
+
+
+def _weather(measurement: Measurement, sessions: Sequence[Session]) -> Weather:
+    return Weather(measurement.others_share, [session.others_share for session in sessions])
 
 
 def invalidity(measurement: Measurement) -> str:
@@ -115,13 +128,14 @@ def contrast(
     base: Sequence[Mean],
     sessions: Component = SESSIONS,
     launches: Component = LAUNCHES,
+    weather: Weather = STILL,
 ) -> Contrast:
     """Return the log ratio of ``head`` to the mean of the ``base`` sessions."""
     count = len(base)
     value = head.value - float(np.mean([mean.value for mean in base]))
     between = session_variance(base, sessions) * (1 + 1 / count)
     ours, theirs = launch_variance([head], launches), launch_variance(base, launches)
-    return Contrast.of(value, [between, ours, theirs * (1 / count)])
+    return Contrast.of(value, [between, ours, theirs * (1 / count), weather.variance], weather.bias)
 
 
 def _judge(known: Verdict, change: Contrast, policy: Policy) -> Verdict:
@@ -141,7 +155,7 @@ def _judge(known: Verdict, change: Contrast, policy: Policy) -> Verdict:
     excluded = change.upper(PASS_ALPHA)
     if excluded < caught:
         return replace(judged, outcome=Outcome.PASS)
-    return _inconclusive(judged, excluded, 2 * change.t(PASS_ALPHA) * change.error)
+    return _inconclusive(judged, excluded, 2 * change.reach(PASS_ALPHA))
 
 
 def _regression(judged: Verdict) -> Verdict:
@@ -198,15 +212,17 @@ def confirm(
     policy: Policy,
     *,
     sessions: Component = SESSIONS,
-    launches: Component = LAUNCHES,
-    figure: str = "p25_s",
 ) -> Verdict:
     """Return the verdict on launches made after ``flagged``; the first launches no longer count.
 
     Measure twice as many fresh launches as at first: what is flagged is rare, and the launches'
     share of the noise halves.
     """
-    verdict = decide(fresh, baseline, policy, sessions=sessions, launches=launches, figure=figure)
+    return told_again(flagged, decide(fresh, baseline, policy, sessions=sessions))
+
+
+def told_again(flagged: Verdict, verdict: Verdict) -> Verdict:
+    """Return ``verdict`` with what was measured before it in its reason."""
     first = f"first measured {format_percent(flagged.change)}, then again"
     reason = f"{first}: {verdict.reason}" if verdict.reason else f"{first} in fresh launches"
     return replace(verdict, reason=reason)

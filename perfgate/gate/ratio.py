@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfgate.errors import UsageError
-from perfgate.gate.decide import PASS_ALPHA, confirm, decide, invalidity, repeat_command
+from perfgate.gate.decide import PASS_ALPHA, decide, invalidity, repeat_command, told_again
 from perfgate.gate.environment import Environment
 from perfgate.gate.noise import launch_variance
 from perfgate.gate.stats import Component, Contrast, log_figures, summarise, trimmed_mean
@@ -108,7 +108,7 @@ def _judged(known: Verdict, ratio: Contrast, at_most: float, alpha: float) -> Ve
 
 def _next_limit(ratio: Contrast) -> float:
     """The smallest ``at_most`` that this ratio would pass at this noise in 95 % of runs."""
-    return math.exp(ratio.value + 2 * ratio.t(PASS_ALPHA) * ratio.error)
+    return math.exp(ratio.value + 2 * ratio.reach(PASS_ALPHA))
 
 
 def decide_portable(
@@ -123,15 +123,17 @@ def decide_portable(
     :param measurement: launches of :func:`paired_ratios`, with ``PORTABLE.key`` as environment.
     :param flagged: the verdict that asked for these launches, when they are the confirmation.
     """
-    if flagged is not None and baseline is not None:
-        verdict = confirm(
-            flagged, measurement, baseline, policy,
-            sessions=MACHINES, launches=LAUNCHES, figure=FIGURE,
-        )  # fmt: skip
-    else:
-        verdict = decide(
-            measurement, baseline, policy, sessions=MACHINES, launches=LAUNCHES, figure=FIGURE
-        )
+    verdict = decide(
+        measurement,
+        baseline,
+        policy,
+        sessions=MACHINES,
+        launches=LAUNCHES,
+        figure=FIGURE,
+        feels_weather=False,
+    )
+    if flagged is not None:
+        verdict = told_again(flagged, verdict)
     if not math.isfinite(verdict.time_s):
         return verdict
     share = f"{verdict.time_s:.3g} of the reference's time"

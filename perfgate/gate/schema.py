@@ -56,10 +56,14 @@ class _Strict(BaseModel):
 
 
 class StoredSession(_Strict):
-    """One accepted run, its launches as rows of :data:`COLUMNS`."""
+    """One accepted run, its launches as rows of :data:`COLUMNS`.
+
+    ``others`` is the share of the processor that other processes used meanwhile.
+    """
 
     commit: Annotated[str, Field(min_length=1)]
     date: Annotated[str, AfterValidator(_utc)]
+    others: Annotated[float, Field(ge=0, le=1)] = 0.0
     launches: Annotated[list[Figures], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -75,6 +79,7 @@ class StoredSession(_Strict):
         return cls(
             commit=session.commit,
             date=session.date,
+            others=round(session.others_share, 3),
             launches=[_row(launch, scale) for launch in session.launches],
         )
 
@@ -83,6 +88,7 @@ class StoredSession(_Strict):
         return Session(
             commit=self.commit,
             date=self.date,
+            others_share=self.others,
             launches=tuple(_launch(row, scale) for row in self.launches),
         )
 

@@ -109,21 +109,27 @@ def pooled(first: Component, second: Component) -> Component:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """An estimated log ratio, its standard error and degrees of freedom."""
+    """An estimated log ratio, its standard error and degrees of freedom.
+
+    ``bias`` is by how much, either way, the estimate may be off for a reason that no repetition
+    averages out.
+    """
 
     value: float
     error: float
     dof: float
+    bias: float = 0.0
 
     @classmethod
-    def of(cls, value: float, components: Iterable[Component]) -> Contrast:
+    def of(cls, value: float, components: Iterable[Component], bias: float = 0.0) -> Contrast:
         """Add independent variances up, with Satterthwaite's degrees of freedom."""
         parts = [part for part in components if part.variance > 0]
         total = sum(part.variance for part in parts)
         if not parts:
-            return cls(value, 0.0, math.inf)
+            return cls(value, 0.0, math.inf, bias)
         spread = sum(part.variance**2 / part.dof for part in parts)
-        return cls(value, math.sqrt(total), total**2 / spread if spread > 0 else math.inf)
+        dof = total**2 / spread if spread > 0 else math.inf
+        return cls(value, math.sqrt(total), dof, bias)
 
     def t(self, alpha: float) -> float:
         """The one-sided t quantile that is exceeded with probability ``alpha``."""
@@ -131,13 +137,17 @@ class Contrast:
             return float(-special.ndtri(alpha))
         return float(-special.stdtrit(self.dof, alpha))
 
+    def reach(self, alpha: float) -> float:
+        """How far a one-sided bound at confidence ``1 - alpha`` lies from the estimate."""
+        return self.t(alpha) * self.error + self.bias
+
     def lower(self, alpha: float) -> float:
         """The one-sided lower bound at confidence ``1 - alpha``."""
-        return self.value - self.t(alpha) * self.error
+        return self.value - self.reach(alpha)
 
     def upper(self, alpha: float) -> float:
         """The one-sided upper bound at confidence ``1 - alpha``."""
-        return self.value + self.t(alpha) * self.error
+        return self.value + self.reach(alpha)
 
     def detectable(self, *, alpha: float, limit: float, power: float = 0.95) -> float:
         """Return the smallest true log ratio that is found with probability ``power``.
@@ -145,7 +155,7 @@ class Contrast:
         Found means that the lower bound at ``alpha`` is above 0 (a noncentral t distribution)
         and that the estimate is above ``limit``.
         """
-        significant = self.error * noncentrality(self.dof, self.t(alpha), power)
+        significant = self.error * noncentrality(self.dof, self.t(alpha), power) + self.bias
         above = limit + self.t(1 - power) * self.error
         return max(significant, above)
 

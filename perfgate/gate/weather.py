@@ -1,0 +1,60 @@
+"""What other processes on the machine do to a session, and to two sessions compared.
+
+Measured on a shared two-core machine, nine cases of identical code, sessions of eight launches
+two to six minutes apart, first idle and then kept 45 to 70 % busy by others. Between idle and
+busy the small messages became up to 25 % faster (cores that never sleep answer at once) and the
+large ones up to 35 % slower, and it made no difference how busy. Among busy sessions the means
+differed by a standard deviation of 0.076 more than their launches explain, among idle ones by
+0.012. A ratio of two arms in one world feels none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfgate.gate.stats import Component
+
+SATURATED = 0.45
+"""The share of the processor used by others from which on more of it changes nothing."""
+SHIFT = 0.30
+"""How far log times may move, either way, between an idle machine and a saturated one."""
+SPREAD = Component(variance=0.07**2, dof=20.0)
+"""What the variance between sessions grows by on a saturated machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """How busy others kept the machine, as shares of its processor time: now, and then.
+
+    :param now: for the head.
+    :param then: for each session of the baseline.
+    """
+
+    now: float
+    then: Sequence[float]
+
+    @property
+    def bias(self) -> float:
+        """By how much the log ratio may be off because one side was busier."""
+        return SHIFT * abs(_busy(self.now) - float(np.mean([_busy(share) for share in self.then])))
+
+    @property
+    def variance(self) -> Component:
+        """What busy sessions add to the variance of the log ratio."""
+        there = float(np.mean([_busy(share) ** 2 for share in self.then])) / len(self.then)
+        return SPREAD * (_busy(self.now) ** 2 + there)
+
+    def __str__(self) -> str:
+        then = float(np.mean(self.then))
+        return f"others used {self.now:.0%} of the processor, {then:.0%} for the baseline"
+
+
+STILL = Weather(0.0, (0.0,))
+"""No other process, or figures that do not feel them."""
+
+
+def _busy(share: float) -> float:
+    return min(max(share, 0.0), SATURATED) / SATURATED
