@@ -15,6 +15,7 @@ from perfgate.world.exchange import Exchange
 from perfgate.world.failure import RankFailure
 from perfgate.world.local import host
 from perfgate.world.machine import Machine, Process, chosen
+from perfgate.world.parcel import take
 from perfgate.world.protocol import Call, Reply, Stop, send
 
 __all__ = ["RankFailure", "World"]
@@ -115,7 +116,7 @@ class World:
             with contextlib.suppress(OSError):  # a dead rank is told by the exchange
                 send(process.connection, call)
         replies = self._gather(deadline_s or self.spec.deadline_s)
-        return [unpack(reply.value) for reply in replies if reply.value is not None]
+        return [_result(reply) for reply in replies]
 
     def output(self, rank: int) -> str:
         """Return what a rank has written since this was last asked, the end of it if it is long."""
@@ -160,7 +161,7 @@ class World:
         exchange = Exchange(self._machine, self._processes, deadline_s)
         try:
             exchange.settle()
-            for rank, reply in exchange.replies.items():
+            for rank, reply in sorted(exchange.replies.items()):
                 self.warnings += [(rank, warning) for warning in reply.warnings]
             if not exchange.in_order:
                 raise exchange.failure()
@@ -176,3 +177,9 @@ class World:
         self._open = False
         with contextlib.suppress(LaunchError):
             self._machine.kill(self._processes)
+
+
+def _result(reply: Reply) -> Any:
+    if reply.value is None:
+        raise WorldError(f"rank {reply.rank} answered without a result")
+    return unpack(reply.value, take(reply.parcel) if reply.parcel is not None else ())

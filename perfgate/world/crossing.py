@@ -6,11 +6,13 @@ rank runs what pytest collected, rewritten asserts included.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import io
 import pickle
+import sys
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any, ClassVar
@@ -18,6 +20,7 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from perfgate.errors import UsageError
+from perfgate.world.parcel import LARGE_BYTES, reduce_tensor
 
 _NAMELESS = "<dynamic-code>"
 
@@ -37,22 +40,79 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Send modules of a class of their own by name: torch.distributed.config is one."""
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType:
             return importlib.import_module, (obj.__name__,)
+        if type(obj).__module__ == "torch" and type(obj).__name__ == "Tensor":
+            return reduce_tensor(obj)
         return super().reducer_override(obj)
 
 
-def pack(value: object) -> bytes:
+class _Submodules:
+    """The imported submodules that a function can address, found without a walk of all modules.
+
+    cloudpickle looks through ``sys.modules`` for every module that a function names: half a
+    millisecond each time for one that names torch. This keeps an index, renewed when a module
+    is added; what it finds is the same (tests/world/test_crossing.py).
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._index: dict[tuple[str, str], list[tuple[frozenset[str], str]]] = {}
+
+    def __call__(self, code: CodeType, dependencies: Iterable[Any]) -> list[ModuleType]:
+        """Return the submodules of ``dependencies`` whose names the code holds."""
+        names = frozenset(code.co_names)
+        return [
+            sys.modules[name]
+            for package in dependencies
+            if isinstance(package, ModuleType) and getattr(package, "__package__", None)
+            for first in names
+            for tokens, name in self._below(package.__name__, first)
+            if tokens <= names
+        ]
+
+    def _below(self, package: str, first: str) -> list[tuple[frozenset[str], str]]:
+        if self._count != len(sys.modules):
+            self._index = _index_modules(list(sys.modules))
+            self._count = len(sys.modules)
+        return self._index.get((package, first), [])
+
+
+def _index_modules(names: list[str]) -> dict[tuple[str, str], list[tuple[frozenset[str], str]]]:
+    index: dict[tuple[str, str], list[tuple[frozenset[str], str]]] = {}
+    for name in names:
+        parts = name.split(".")
+        for cut in range(1, len(parts)):
+            below = index.setdefault((".".join(parts[:cut]), parts[cut]), [])
+            below.append((frozenset(parts[cut:]), name))
+    return index
+
+
+if hasattr(cloudpickle.cloudpickle, "_find_imported_submodules"):
+    cloudpickle.cloudpickle._find_imported_submodules = _Submodules()
+
+
+def pack(value: object, buffers: list[pickle.PickleBuffer] | None = None) -> bytes:
     """Return a value as bytes that :func:`unpack` reads on the other side.
 
+    :param buffers: takes what is large, which then is not among the bytes.
     :raises Exception: whatever the value's own reduction raises.
     """
-    buffer = io.BytesIO()
-    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
-    return buffer.getvalue()
+    keep_large = None if buffers is None else functools.partial(_keep_large, buffers)
+    file = io.BytesIO()
+    _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL, buffer_callback=keep_large).dump(value)
+    return file.getvalue()
 
 
-def unpack(data: bytes) -> Any:
-    """Return the value that :func:`pack` made bytes of."""
-    return pickle.loads(data)
+def unpack(data: bytes, buffers: Iterable[memoryview] = ()) -> Any:
+    """Return the value that :func:`pack` made bytes, and perhaps buffers, of."""
+    return pickle.loads(data, buffers=buffers)
+
+
+def _keep_large(buffers: list[pickle.PickleBuffer], buffer: pickle.PickleBuffer) -> bool:
+    """Keep a large buffer; of another, say that it goes with the bytes."""
+    if buffer.raw().nbytes < LARGE_BYTES:
+        return True
+    buffers.append(buffer)
+    return False
 
 
 def pack_call(

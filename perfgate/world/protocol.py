@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from perfgate.model import WorldSpec
+from perfgate.world.parcel import Parcel
 
 #: Makes a rank write every thread's stack to the file that the controller reads.
 STACK_SIGNAL = signal.SIGUSR1
@@ -28,6 +29,7 @@ class Seat:
     :param watched: whether the collectives it begins are noted.
     :param terminal: the device that a debugger in the rank may talk through, if there is one.
     :param post_mortem: whether to enter the debugger when a function raises.
+    :param shares_memory: whether the controller is on the same machine.
     """
 
     rank: int
@@ -40,6 +42,7 @@ class Seat:
     watched: bool = True
     terminal: str = ""
     post_mortem: bool = False
+    shares_memory: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,7 @@ class Failure:
 class Reply:
     """From a rank: the call's result as cloudpickle's bytes, or its failure.
 
+    :param parcel: where the large parts of the result lie.
     :param steps: a digest of the collectives that it began on the whole world.
     :param spent: whether the function has ended the process group: nothing more can run here.
     """
@@ -143,6 +147,7 @@ class Reply:
     rank: int
     number: int
     value: bytes | None = None
+    parcel: Parcel | None = None
     failure: Failure | None = None
     warnings: tuple[tuple[str, str, str, int], ...] = field(default=())
     steps: tuple[int, int] = (0, 0)

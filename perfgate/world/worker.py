@@ -12,12 +12,13 @@ import datetime
 import faulthandler
 import multiprocessing
 import os
+import pickle
 import random
 import sys
 import time
 import traceback
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, NoReturn
@@ -29,6 +30,7 @@ import torch.distributed as dist
 from perfgate.errors import UsageError
 from perfgate.world.crossing import pack, unpack
 from perfgate.world.debug import enter_post_mortem, install_breakpoint
+from perfgate.world.parcel import Parcel, discard, lay_out
 from perfgate.world.protocol import (
     STACK_SIGNAL,
     Call,
@@ -88,9 +90,13 @@ def serve(seat: Seat, files: Files) -> NoReturn:
         rank = _join(seat, files)
         install_breakpoint(seat, connection)
         send(connection, Reply(rank=seat.rank, number=0))
+        parcel = None
         while not isinstance(message := receive(connection), Stop):
+            discard(parcel)
             watch.reset()
-            send(connection, _answer(message, rank, seat, watch))
+            reply = _answer(message, rank, seat, watch)
+            parcel = reply.parcel
+            send(connection, reply)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the controller is to know
@@ -163,42 +169,37 @@ def _answer(call: Call, rank: Rank, seat: Seat, watch: Watch) -> Reply:
     group = dist.GroupMember.WORLD
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        value, failure = _run(call, rank, seat)
+        reply = _run(call, rank, seat)
     told = tuple((w.category.__name__, str(w.message), w.filename, w.lineno) for w in caught)
-    return Reply(
-        rank=rank.index,
-        number=call.number,
-        value=value,
-        failure=failure,
-        warnings=told,
-        steps=watch.steps,
-        spent=dist.GroupMember.WORLD is not group,
-    )
+    spent = dist.GroupMember.WORLD is not group
+    return replace(reply, warnings=told, steps=watch.steps, spent=spent)
 
 
-def _run(call: Call, rank: Rank, seat: Seat) -> tuple[bytes | None, Failure | None]:
+def _run(call: Call, rank: Rank, seat: Seat) -> Reply:
     try:
         function, args, kwargs = unpack(call.payload)
         if call.rank_argument is not None:
             kwargs = {**kwargs, call.rank_argument: rank}
-        value = _crossing(function(*args, **kwargs))
+        value, parcel = _crossing(function(*args, **kwargs), seat.shares_memory)
         sys.stdout.flush()
         sys.stderr.flush()
     except BaseException as error:  # noqa: BLE001 - whatever it is, the controller is to know
         if seat.post_mortem and seat.terminal:
             enter_post_mortem(error)
-        return None, _failure(rank.index, error)
-    return value, None
+        failure = _failure(rank.index, error)
+        return Reply(rank=rank.index, number=call.number, failure=failure)
+    return Reply(rank=rank.index, number=call.number, value=value, parcel=parcel)
 
 
-def _crossing(result: Any) -> bytes:
+def _crossing(result: Any, shares_memory: bool) -> tuple[bytes, Parcel | None]:
+    buffers: list[pickle.PickleBuffer] | None = [] if shares_memory else None
     try:
-        data = pack(result)
+        data = pack(result, buffers)
     except Exception as error:
         raise TypeError(
             f"the result, a {type(result).__name__}, cannot cross to the controller: {error}"
         ) from error
-    return data
+    return data, lay_out(buffers) if buffers else None
 
 
 def _failure(rank: int, error: BaseException) -> Failure:
