@@ -349,6 +349,18 @@ def test_deepspeed_moves_the_data(worlds, name):
     assert found == [None, None]
 
 
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is not installed")
+def test_an_op_that_deepspeed_has_otherwise_is_refused_and_the_group_lives_on(worlds):
+    def bind():
+        refused = bind_error("all_gather_coalesced", 4096, comm=provider("deepspeed"))
+        return refused, called("all_gather_into_tensor", None, 10, torch.float32, 2)
+
+    for (kind, text), after in worlds(2).run(bind):
+        assert kind == "UnsupportedOp"
+        assert "it takes output_tensors where torch.distributed takes" in text
+        assert after is None
+
+
 def test_deepspeed_missing_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "deepspeed", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -6,12 +6,15 @@ so that the timed call does nothing but communicate.
 
 from __future__ import annotations
 
+import inspect
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from perfgate.comm.pattern import Segment
 from perfgate.comm.plans import Member, Message, Plan
+from perfgate.errors import UnsupportedOp
 
 
 def all_reduce(member: Member, message: Message) -> Plan:
@@ -80,7 +83,11 @@ def all_gather_into_tensor(member: Member, message: Message) -> Plan:
 
 
 def all_gather_coalesced(member: Member, message: Message) -> Plan:
-    """Every rank's shard, cut into four tensors, to all by one call."""
+    """Every rank's shard, cut into four tensors, to all by one call.
+
+    :raises UnsupportedOp: when the provider's function of that name is another one.
+    """
+    _check_takes_lists(member.comm)
     own, whole, expected = _gathered(member, message)
     pieces, lists = _pieces(own), [_pieces(shard) for shard in whole.chunk(member.size)]
 
@@ -90,6 +97,17 @@ def all_gather_coalesced(member: Member, message: Message) -> Plan:
         )
 
     return Plan(own, start, whole, expected)
+
+
+def _check_takes_lists(comm: ModuleType) -> None:
+    """Tell apart beforehand: a call that torch's coalescing refuses leaves the group unusable."""
+    function = getattr(comm, "all_gather_coalesced", None)
+    first = next(iter(inspect.signature(function).parameters)) if function else "no such function"
+    if first != "output_tensor_lists":
+        raise UnsupportedOp(
+            f"{comm.__name__}.all_gather_coalesced is not torch's: it takes {first} where "
+            "torch.distributed takes output_tensor_lists; use another provider or op"
+        )
 
 
 def reduce_scatter(member: Member, message: Message) -> Plan:
