@@ -20,6 +20,7 @@ from perfgate.world.protocol import Failure, Frame
 __all__ = ["RankFailure", "absent", "died", "disagreed", "name_ranks", "returned", "still_running"]
 
 _STACK_FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+) in (?P<function>\S+)')
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
 _ENGINE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _MOST_FRAMES = 10
@@ -155,15 +156,17 @@ def _blame(failure: Failure) -> tuple[int, int, int]:
 
 
 def _told_as(failure: Failure) -> tuple[str, str]:
-    return (_what(failure), failure.last) if failure.innocent else _own(failure)
-
-
-def _own(failure: Failure) -> tuple[str, str]:
-    return (failure.kind + failure.message, failure.last)
+    return (_without_addresses(failure), failure.last)
 
 
 def _told_alike(one: Failure, other: Failure) -> bool:
-    return (one.kind, one.message) == (other.kind, other.message)
+    return _without_addresses(one) == _without_addresses(other)
+
+
+def _without_addresses(failure: Failure) -> str:
+    """Return what is told of it, but for addresses: they tell ranks apart that did alike."""
+    told = _what(failure) if failure.innocent else f"{failure.kind} {failure.message}"
+    return _ADDRESS.sub("0x", told)
 
 
 def _what(failure: Failure) -> str:
