@@ -17,7 +17,7 @@ from perfgate.world.crossing import OnRank
 from perfgate.world.pool import Worlds
 
 LAUNCH_OVERHEAD_S = 0.09
-MIN_LAUNCH_S, MAX_LAUNCH_S = 0.05, 2.0
+MIN_LAUNCH_S, MAX_LAUNCH_S = 0.05, 0.8
 _TRIAL_CALLS = 2
 
 

@@ -230,7 +230,7 @@ def _without_perfgate(tb: TracebackType | None) -> TracebackType | None:
 
 
 def _conclude(item: pytest.Item, gate: Gate) -> None:
-    __tracebackhide__ = True
+    # No frame is hidden here: pytest would tell the reader so instead of showing the line alone.
     from perfgate.report.record import SEVERITY
 
     if not gate.verdicts:

@@ -74,7 +74,6 @@ def check_rank_argument(item: pytest.Item) -> None:
 
 def run_on_ranks(item: pytest.Function, world: LastingWorld) -> None:
     """Run a test's body on every rank of a world; a property (``@given``) once an example."""
-    __tracebackhide__ = True
     values = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}
     run = _run_property if hasattr(item.obj, "hypothesis") else _run_example
     failed: RankFailure | None = None

@@ -32,7 +32,7 @@ MEASURED = """
         gate.throughput(long, items=1, unit="steps")
 
     def test_sum(gate):
-        gate.collective("all_reduce", size="64KiB", max_regression=2)
+        gate.collective("all_reduce", size="64KiB", max_regression=1)
 """
 QUICK = ("--perfgate-launches=5", "--perfgate-budget=1")
 
