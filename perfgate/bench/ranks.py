@@ -27,7 +27,9 @@ _TICKS = 200
 _SHOWN = 8
 
 
-class _BoundArm(Arm):
+class BoundArm(Arm):
+    """An op of :mod:`perfgate.comm.ops`, without any planted slowdown."""
+
     def __init__(self, bound: BoundOp) -> None:
         self.prepare = bound.fill  # type: ignore[method-assign]
         self.run = bound.run  # type: ignore[method-assign]
@@ -71,7 +73,7 @@ def _bind(request: Request, group: Any) -> BoundOp:
 
 def _synchronous(bound: BoundOp, request: Request) -> Sample:
     started_ns = time.monotonic_ns()
-    [timed] = time_arms([_BoundArm(bound)], Extent(request.trials, warmups=request.warmups))
+    [timed] = time_arms([BoundArm(bound)], Extent(request.trials, warmups=request.warmups))
     wall_ns = time.monotonic_ns() - started_ns
     return Sample(
         times_ns=timed.times_ns,
