@@ -1,10 +1,20 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perfgate.errors import UsageError
-from perfgate.gate.allocate import Cost, calls_per_launch, launches_within, spend
+from perfgate.gate.allocate import (
+    Cost,
+    Design,
+    calls_per_launch,
+    launches_within,
+    spend,
+    to_detect,
+)
+from perfgate.gate.stats import Component
 
 positive = st.floats(1e-3, 1e3)
 
@@ -65,3 +75,23 @@ def test_the_budget_is_never_passed_and_goes_to_the_widest_first(given_cases, bu
     assert all(extra[case] == 0 for case, error in errors.items() if error <= 0.02)
     if int(budget_s) and max(errors.values()) > 0.02:
         assert max(errors[case] for case in errors if extra[case]) == max(errors.values())
+
+
+def test_what_a_design_finds_grows_with_its_launches_and_sessions():
+    small = Design(spread=0.08)
+    sizes = [
+        replace(small, launches=launches, sessions=sessions).detectable(alpha=0.001)
+        for launches, sessions in ((4, 1), (8, 1), (8, 3), (16, 5))
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_the_design_that_sees_ten_percent_is_named_and_does():
+    calm = Component(variance=0.01**2, dof=40.0)
+    found = to_detect(0.10, Design(spread=0.04, between=calm), alpha=0.001)
+    assert found.detectable(alpha=0.001, limit=0.05) <= 0.10
+    assert found.sessions > 1 or found.launches > 8
+
+
+def test_what_no_design_sees_is_said():
+    assert to_detect(0.02, Design(spread=0.5), alpha=0.001) is None

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfgate.errors import BaselineError, UsageError
-from perfgate.gate.baseline import BaselineStore, replace_whole
+from perfgate.gate.baseline import BaselineStore
+from perfgate.gate.decide import decide
 from perfgate.gate.environment import Environment
+from perfgate.gate.files import replace_whole
 from perfgate.gate.schema import BaselineFile, StoredCase, StoredSession, parse
-from perfgate.model import Launch, Session
+from perfgate.model import (
+    Case,
+    Launch,
+    Measurement,
+    Outcome,
+    Policy,
+    Session,
+    WorldSpec,
+)
 
 HERE = Environment(hard={"cpu": "AMD EPYC", "cores": "2", "torch": "2.13.0"})
 CASES = ("suites/a.py::t[4KiB] | all_reduce 4KiB x2", 'odd "name" \\ µs | x', "b")
@@ -121,6 +132,32 @@ def test_the_last_thirty_sessions_and_the_pinned_one_are_kept(tmp_path):
         store.add(HERE, "comm", {"b": session(f"c{number}")})
     commits = [one.commit for one in store.load(HERE, "comm")["b"].sessions]
     assert commits == ["c0", *(f"c{number}" for number in range(4, 34))]
+    pinned = store.load_pinned(HERE, "comm")
+    assert sorted(pinned) == sorted(CASES)
+    assert [one.commit for one in pinned["b"].sessions] == ["c0"]
+
+
+def test_without_a_pin_nothing_is_pinned(tmp_path):
+    store, _ = stored(tmp_path)
+    assert store.load_pinned(HERE, "comm") == {}
+    assert store.load_pinned(HERE, "other") == {}
+
+
+def test_a_slow_creep_shows_against_the_pin_and_not_against_the_last_sessions(tmp_path):
+    store = BaselineStore(tmp_path)
+    for step in range(30):
+        store.add(HERE, "comm", {"b": session(f"c{step}", scale=1.02**step)})
+        if step == 0:
+            store.pin(HERE, "comm", "c0")
+    case = Case(test="b", op="b", world=WorldSpec())
+    head = session(scale=1.02**30).launches
+    now = Measurement(case=case, environment=HERE.key, launches=head, others_share=0.25)
+    recent, pinned = store.load(HERE, "comm")["b"], store.load_pinned(HERE, "comm")["b"]
+    recent = replace(recent, case_id=case.id, sessions=recent.sessions[-3:])
+    assert decide(now, recent, Policy()).outcome is Outcome.PASS
+    creep = decide(now, replace(pinned, case_id=case.id), Policy())
+    assert creep.outcome is Outcome.REGRESSION
+    assert creep.change == pytest.approx(1.02**30 - 1, rel=0.01)
 
 
 def test_pinning_a_commit_that_was_never_stored_says_so(tmp_path):

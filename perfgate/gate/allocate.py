@@ -1,4 +1,4 @@
-"""How to spend a budget: calls in a launch, launches of a case, launches among cases.
+"""How to spend a budget, and what it buys: calls in a launch, launches of a case, cases.
 
 The optimum at two levels is Kalibera and Jones' ("Rigorous Benchmarking in Reasonable Time",
 ISMM 2013): as many calls in a launch as ``sqrt(cost of a launch / cost of a call * variance
@@ -10,9 +10,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfgate.errors import UsageError
+from perfgate.gate.noise import LAUNCHES, SESSIONS
+from perfgate.gate.stats import Component, Contrast, lifted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +90,51 @@ def spend(
         if error > wanted:
             heapq.heappush(queue, (-error, case))
     return extra
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Design:
+    """How a case is compared: so many launches of the head against so many stored sessions.
+
+    :param spread: standard deviation of log figures between launches, as calibrated.
+    :param between: variance between sessions, as supposed or pooled.
+    """
+
+    spread: float
+    launches: int = 8
+    sessions: int = 1
+    stored_launches: int = 8
+    between: Component = SESSIONS
+
+    def detectable(self, *, alpha: float, limit: float = 0.10) -> float:
+        """Return the smallest slowdown that it finds in 95 % of runs, a ratio less one."""
+        ours = self._launches(self.launches)
+        theirs = self._launches(self.stored_launches) * (1 / self.sessions)
+        between = Component(self.between.variance, self.between.dof + self.sessions - 1)
+        change = Contrast.of(0.0, [between * (1 + 1 / self.sessions), ours, theirs])
+        return math.expm1(change.detectable(alpha=alpha, limit=math.log1p(limit)))
+
+    def _launches(self, count: int) -> Component:
+        seen = Component(self.spread**2 / count, max(count - 1.0, 0.0))
+        return lifted(seen, LAUNCHES * (1 / count))
+
+
+def to_detect(
+    size: float, design: Design, *, alpha: float, most_launches: int = 64, most_sessions: int = 30
+) -> Design | None:
+    """Return the cheapest design that finds a slowdown of ``size``, None where none does.
+
+    Sessions cost patience and launches cost time, so that sessions are added first, up to five;
+    then launches, then further sessions. The limit is set to half of ``size``.
+    """
+    tried = [
+        (sessions, launches)
+        for most in (5, most_sessions)
+        for launches in (design.launches, *range(design.launches + 2, most_launches + 1, 2))
+        for sessions in range(design.sessions, most + 1)
+    ]
+    for sessions, launches in tried:
+        wanted = replace(design, sessions=sessions, launches=launches)
+        if wanted.detectable(alpha=alpha, limit=size / 2) <= size:
+            return wanted
+    return None

@@ -8,10 +8,8 @@ alone. The format is :mod:`perfgate.gate.schema`'s.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from filelock import FileLock, Timeout
 
 from perfgate.errors import BaselineError, UsageError
 from perfgate.gate.environment import Environment, differences
+from perfgate.gate.files import facts, replace_whole, told
 from perfgate.gate.schema import BaselineFile, StoredCase, StoredSession, parse
 from perfgate.model import Baseline, Session
 
@@ -49,12 +48,26 @@ class BaselineStore:
         if content is None:
             return {}
         return {
-            name: Baseline(
-                case_id=name,
-                environment=environment.key,
-                sessions=tuple(session.session(content.scale) for session in case.sessions),
-            )
+            name: _baseline(name, environment, case.sessions, content.scale)
             for name, case in content.cases.items()
+        }
+
+    def load_pinned(self, environment: Environment, suite: str) -> dict[str, Baseline]:
+        """Return the sessions of the pinned commit alone, by the ids of the cases that have one.
+
+        Against these a slow creep shows that no single step of it did.
+        """
+        content = self._read(self.path(environment, suite))
+        if content is None:
+            return {}
+        pinned = {
+            name: [one for one in case.sessions if one.commit == case.pinned]
+            for name, case in content.cases.items()
+        }
+        return {
+            name: _baseline(name, environment, sessions, content.scale)
+            for name, sessions in pinned.items()
+            if sessions
         }
 
     def add(self, environment: Environment, suite: str, sessions: Mapping[str, Session]) -> Path:
@@ -139,7 +152,7 @@ class BaselineStore:
         return StoredCase(pinned=case.pinned, sessions=[*kept, *recent])
 
     def _files(self) -> list[Path]:
-        with _facts(self.root, "read"):
+        with facts(self.root, "read"):
             if not self.root.exists():
                 return []
             folders = [folder for folder in sorted(self.root.iterdir()) if folder.is_dir()]
@@ -154,7 +167,7 @@ class BaselineStore:
             line = error.object.count(b"\n", 0, error.start) + 1
             raise BaselineError(f"{path}:{line}: not UTF-8 text; it is left as it is") from error
         except OSError as error:
-            raise BaselineError(_told(path, "read", error)) from error
+            raise BaselineError(told(path, "read", error)) from error
         content = parse(text, str(path))
         if content.identity.key != path.parent.name:
             raise BaselineError(
@@ -177,11 +190,11 @@ class BaselineStore:
 
     @contextlib.contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
-        with _facts(path, "write"):
+        with facts(path, "write"):
             path.parent.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.root / ".lock", timeout=self.lock_timeout_s)
         try:
-            with _facts(path, "lock"):
+            with facts(path, "lock"):
                 lock.acquire()
         except Timeout as error:
             raise BaselineError(
@@ -194,38 +207,14 @@ class BaselineStore:
             lock.release()
 
 
-def replace_whole(path: Path, text: str) -> None:
-    """Write ``text`` so that a reader, or a crash, finds the old file or the new one.
-
-    :raises BaselineError: when the directory cannot be written; the old file is untouched.
-    """
-    with _facts(path, "write"):
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-        try:
-            with open(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
-
-
-@contextlib.contextmanager
-def _facts(path: Path, verb: str) -> Iterator[None]:
-    try:
-        yield
-    except Timeout:
-        raise
-    except OSError as error:
-        raise BaselineError(_told(path, verb, error)) from error
-
-
-def _told(path: Path, verb: str, error: OSError) -> str:
-    where = error.filename if isinstance(error.filename, str) else path
-    return f"{path}: cannot {verb} the baseline: {where}: {error.strerror or error}"
+def _baseline(
+    name: str, environment: Environment, sessions: Sequence[StoredSession], scale: float
+) -> Baseline:
+    return Baseline(
+        case_id=name,
+        environment=environment.key,
+        sessions=tuple(session.session(scale) for session in sessions),
+    )
 
 
 def _safe(name: str) -> str:
