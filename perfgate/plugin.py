@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from perfgate.errors import BaselineError, PerfgateError
+from perfgate.launched import join_launcher
 from perfgate.options import Settings, add_options, read_settings
 
 if TYPE_CHECKING:
@@ -28,9 +29,10 @@ _MARKERS = (
 _ON_RANKS = ("world", "rank", "gate")
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Declare the options."""
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    """Declare the options; find out whether a launcher started several of us."""
     add_options(parser)
+    join_launcher(pluginmanager)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -103,7 +103,8 @@ class Exchange:
         self.replies[process.rank] = message
         self._pending.pop(process.rank)
         if message.failure is not None:
-            self._fail(message.failure)
+            at_ns = message.failure.at_ns + process.clock_ns
+            self._fail(replace(message.failure, at_ns=at_ns))
 
     def _fail(self, failure: Failure) -> None:
         """Note a failure; from the first on, the others have a moment left."""

@@ -47,6 +47,7 @@ class LocalProcess:
         self.pid = 0
         self.status: int | None = None
         self.ended_ns = 0
+        self.clock_ns = 0
         self.connection = connection
         self._output = output
         self._read = 0
@@ -108,7 +109,7 @@ class Host:
         self._channel = ours
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, str(theirs.fileno()), json.dumps(_paths())],
+                [sys.executable, "-c", _BOOT, str(theirs.fileno()), json.dumps(paths())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
             )
@@ -150,7 +151,7 @@ class Host:
 
         :raises LaunchError: when the zygote is gone, or there is no room for output.
         """
-        with socket.create_server((LOOPBACK, 0), backlog=spec.size) as listener:
+        with listen(LOOPBACK, spec.size) as listener:
             seats = [
                 Seat(
                     rank=rank,
@@ -158,7 +159,7 @@ class Host:
                     spec=spec,
                     rendezvous=listener.getsockname(),
                     cwd=os.getcwd(),
-                    sys_path=tuple(_paths()),
+                    sys_path=tuple(paths()),
                     environ=rank_environ(spec, rank),
                     watched=watched,
                     terminal=terminal(),
@@ -166,7 +167,7 @@ class Host:
                 )
                 for rank in range(spec.size)
             ]
-            sinks = [None if passthrough else _open_output(output, seat.rank) for seat in seats]
+            sinks = [None if passthrough else open_output(output, seat.rank) for seat in seats]
             return self.fork(seats, sinks, listener)
 
     def fork(
@@ -217,6 +218,20 @@ class Host:
         process = self._living.pop(exited.pid)
         process.status, process.ended_ns = exited.status, exited.at_ns
 
+    def fork_onto(self, seat: Seat, sink: BinaryIO | None, channel: int) -> LocalProcess:
+        """Fork a process that talks to a controller elsewhere, through ``channel``.
+
+        :raises LaunchError: when the zygote is gone.
+        """
+        self.wait_ready()
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        process = LocalProcess(seat.rank, Connection(ours.detach()), sink)
+        self._send(seat, process.descriptors(channel))
+        process.pid = self._receive(Forked, START_DEADLINE_S).pid
+        self._living[process.pid] = process
+        return process
+
     def _ask(
         self, seat: Seat, sink: BinaryIO | None, listener: socket.socket | None
     ) -> LocalProcess:
@@ -259,6 +274,11 @@ class Host:
         return f"ended with status {status}"
 
 
+def listen(host: str, backlog: int) -> socket.socket:
+    """Return a socket that listens on a port of its own, for a world's store."""
+    return socket.create_server((host, 0), backlog=backlog)
+
+
 @cache
 def _shared() -> list[Host]:
     return []
@@ -272,11 +292,16 @@ def host() -> Host:
     return hosts[0]
 
 
-def _paths() -> list[str]:
+def paths() -> list[str]:
+    """Return where this process imports from."""
     return [path for path in sys.path if isinstance(path, str)]
 
 
-def _open_output(directory: Path | None, rank: int) -> BinaryIO:
+def open_output(directory: Path | None, rank: int) -> BinaryIO:
+    """Return the file that takes a rank's output.
+
+    :raises LaunchError: when it cannot be made.
+    """
     if directory is None:
         return open(anonymous_file(f"perfgate-rank{rank}"), "w+b", buffering=0)
     try:

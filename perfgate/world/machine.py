@@ -15,13 +15,15 @@ class Process(Protocol):
     """One rank's process, as the controller holds it.
 
     :ivar status: how it ended (negative: a signal's number); None while it lives.
-    :ivar ended_ns: when, on its machine's monotonic clock.
+    :ivar ended_ns: when, on our monotonic clock.
+    :ivar clock_ns: what to add to its machine's monotonic clock to have ours.
     """
 
     rank: int
     pid: int
     status: int | None
     ended_ns: int
+    clock_ns: int
     connection: Connection
 
     def ask_stack(self) -> None:

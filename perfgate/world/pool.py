@@ -120,6 +120,7 @@ class LastingWorld:
     ) -> list[Any]:
         """Run a function on every rank, as :meth:`World.run_with_rank` does."""
         __tracebackhide__ = True
+        self._world = None
         world = self._world = self._worlds.get(self.spec)
         try:
             return world.run_with_rank(

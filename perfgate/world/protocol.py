@@ -162,6 +162,47 @@ class Paused:
     held: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """To the controller, first of all: an agent, or (``launch`` above 0) a rank's channel.
+
+    :param at_ns: the sender's monotonic clock.
+    """
+
+    rank: int
+    launch: int
+    at_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """To an agent: fork a rank. It answers with :class:`Forked`."""
+
+    number: int
+    seat: Seat
+    passthrough: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """To an agent: call this method of a rank's process, for its answer in :class:`Told`."""
+
+    pid: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """From an agent: what was asked for."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """To an agent: the session has ended."""
+
+
 def send(connection: Connection, message: object) -> None:
     """Send one message.
 
