@@ -4,7 +4,7 @@ pytester forgets what an inner pytest imported, and torch does not survive a sec
 inner runs import is therefore imported here, once. It also lets them share one zygote.
 """
 
-import hypothesis  # noqa: F401
+import hypothesis
 import torch.distributed  # noqa: F401
 
 import perfgate.fixture
@@ -17,3 +17,7 @@ import perfgate.report.terminal
 import perfgate.world.pool  # noqa: F401
 
 pytest_plugins = ["pytester"]
+
+# Ranks and busy machines have deadlines of their own; an example has none.
+hypothesis.settings.register_profile("project", deadline=None)
+hypothesis.settings.load_profile("project")

@@ -41,7 +41,7 @@ QUICK = ("--perfgate-launches=5", "--perfgate-budget=1")
 def measured(pytester: pytest.Pytester) -> pytest.Pytester:
     """Three measured tests in a directory of their own."""
     pytester.makeini("[pytest]\n")
-    pytester.makepyfile(test_ops=MEASURED)
+    pytester.makepyfile(test_cases=MEASURED)
     return pytester
 
 
@@ -67,7 +67,7 @@ def baseline_file(measured: pytest.Pytester) -> Callable[[], Path]:
     """Find the one baseline file."""
 
     def find() -> Path:
-        (path,) = measured.path.glob("baselines/*/test_ops.json")
+        (path,) = measured.path.glob("baselines/*/test_cases.json")
         return path
 
     return find

@@ -47,7 +47,7 @@ def test_a_planted_slowdown_fails_exactly_the_tests_it_touches(refreshed, monkey
             "perfgate: PLANTED SLOWDOWN short +60.0%",
             "REGRESSION short x1: *, +*% (limit +10.0%, noise *",
             "PLANTED SLOWDOWN short +60.0%: this run proves the gate",
-            "FAILED test_ops.py::test_short - Failed: REGRESSION short*",
+            "FAILED test_cases.py::test_short - Failed: REGRESSION short*",
         ]
     )
 
@@ -121,7 +121,7 @@ def test_a_refresh_adds_a_session_and_leaves_a_regression_out(refreshed, scale, 
 def test_a_change_that_is_meant_is_accepted_by_name(refreshed, measured, scale):
     scale("long", 0.01)
     refreshed(*STEADY).assert_outcomes(passed=1, failed=1, deselected=1)
-    accepted = measured.run(*PERFGATE, "baseline", "accept", "test_ops.py::test_long")
+    accepted = measured.run(*PERFGATE, "baseline", "accept", "test_cases.py::test_long")
     assert accepted.ret == 0, accepted.stderr.str()
     refreshed(*STEADY).assert_outcomes(passed=2, deselected=1)
     measured.run(*PERFGATE, "baseline", "list").stdout.fnmatch_lines(["*long x1*1*unknown*"])
@@ -129,15 +129,15 @@ def test_a_change_that_is_meant_is_accepted_by_name(refreshed, measured, scale):
 
 
 def test_accepting_what_was_not_measured_names_what_was(refreshed, measured):
-    result = measured.run(*PERFGATE, "baseline", "accept", "test_ops.py::test_lnog")
+    result = measured.run(*PERFGATE, "baseline", "accept", "test_cases.py::test_lnog")
     assert result.ret == 2
-    result.stderr.fnmatch_lines(["*measured no 'test_ops.py::test_lnog'*test_ops.py::test_long*"])
+    result.stderr.fnmatch_lines(["*measured no 'test_cases.py::test_lnog'*test_cases.py::test_long*"])
 
 
 def test_the_baseline_holds_one_case_a_line(refreshed, baseline_file):
     lines = baseline_file().read_text().splitlines()
-    assert sum("test_ops.py::" in line for line in lines) == 3
-    assert all(line.count("test_ops.py::") <= 1 for line in lines)
+    assert sum("test_cases.py::" in line for line in lines) == 3
+    assert all(line.count("test_cases.py::") <= 1 for line in lines)
 
 
 def test_a_baseline_cut_in_half_is_named_and_left_alone(refreshed, baseline_file):
@@ -146,7 +146,7 @@ def test_a_baseline_cut_in_half_is_named_and_left_alone(refreshed, baseline_file
     path.write_text(text[: len(text) // 2])
     result = refreshed("--perfgate-refresh")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*test_ops.json:*cut short*"])
+    result.stderr.fnmatch_lines(["*test_cases.json:*cut short*"])
     assert path.read_text() == text[: len(text) // 2]
 
 
@@ -166,7 +166,7 @@ def test_a_regression_is_annotated_on_github(refreshed, scale, monkeypatch):
     scale("long", 0.01)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     result = refreshed(*STEADY)
-    result.stdout.fnmatch_lines(["::error file=test_ops.py,title=perfgate::REGRESSION long x1*"])
+    result.stdout.fnmatch_lines(["::error file=test_cases.py,title=perfgate::REGRESSION long x1*"])
 
 
 def test_junit_files_become_one_table(refreshed, measured, scale):
@@ -186,7 +186,7 @@ def test_junit_files_become_one_table(refreshed, measured, scale):
 
 def test_a_wrong_result_is_invalid_and_stores_nothing(measured, gated):
     measured.makepyfile(
-        test_ops="""
+        test_cases="""
         from perfgate import measure
         from perfgate.bench import timing
 
@@ -214,7 +214,7 @@ def test_a_wrong_result_is_invalid_and_stores_nothing(measured, gated):
 
 def test_a_rank_that_dies_while_it_is_measured_fails_that_test_alone(measured, gated):
     measured.makepyfile(
-        test_ops="""
+        test_cases="""
         import os, signal, torch.distributed as dist
 
         def die():
@@ -257,10 +257,10 @@ RATIO = """
 
 
 def test_a_ratio_is_held_against_its_limit_and_the_portable_baseline(measured, gated, monkeypatch):
-    measured.makepyfile(test_ops=RATIO)
+    measured.makepyfile(test_cases=RATIO)
     gated("--perfgate-refresh").assert_outcomes(passed=2)
-    assert (measured.path / "baselines/portable/test_ops.json").exists() or list(
-        measured.path.glob("baselines/portable*/test_ops.json")
+    assert (measured.path / "baselines/portable/test_cases.json").exists() or list(
+        measured.path.glob("baselines/portable*/test_cases.json")
     )
     result = gated()
     result.assert_outcomes(passed=2)
