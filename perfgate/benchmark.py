@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Any, TextIO
 
 from perfgate.bench.arguments import configure, read, settle_device
-from perfgate.bench.joined import JoinedWorld, Place, discover
 from perfgate.bench.request import Request
 from perfgate.bench.row import Row
 from perfgate.bench.shared import SharedRow
-from perfgate.bench.sweep import Ranks
+from perfgate.bench.sweep import Sweep
 from perfgate.bench.table import Table, check_writable, write_csv, write_json
 from perfgate.model import WorldSpec
 from perfgate.units import format_size
+from perfgate.world.agent import serve
+from perfgate.world.controller import World
+from perfgate.world.discovery import Place, discover
+from perfgate.world.external import Fleet
+from perfgate.world.machine import use
 
 __all__ = ["configure", "run"]
 
@@ -30,79 +33,79 @@ def run(args: argparse.Namespace) -> int:
 
     :raises UsageError: for what cannot be; nothing is measured then.
     """
-    args = settle_device(args)
-    sweep = read(args)
-    for path in (args.json, args.csv):
-        check_writable(path)
     place = discover(os.environ)
-    spec = _spec(args, place)
-    table = Table(unit=args.bw_unit, raw=args.raw, asynchronous=args.async_op)
-    speaks = place is None or place.rank == 0
-    told = sys.stdout if speaks else io.StringIO()
-    rows: list[Row | SharedRow] = []
+    if place is not None and place.rank > 0:
+        return serve(place)
+    with _launched_by(place):
+        args = settle_device(args)
+        sweep = read(args)
+        for path in (args.json, args.csv):
+            check_writable(path)
+        return _status(_measure(args, sweep, place))
+
+
+@contextmanager
+def _launched_by(place: Place | None) -> Iterator[None]:
+    """Take ranks from the launcher's processes, where there is one, and let them go at the end."""
+    if place is None:
+        yield
+        return
+    fleet = Fleet(place)
+    use(fleet)
     try:
-        with _world(args, spec, place) as ranks:
-            for row in sweep.rows(ranks, spec.size, _progress if speaks else _silence):
-                _print(table, row, rows[-1] if rows else None, told)
-                rows.append(row)
-    finally:  # what was measured is kept, whatever happened after
-        if speaks and rows:
-            _write(args, rows, spec, place)
-    print(f"\n{table.note()}", file=told)
-    return _status(rows, told)
+        yield
+    finally:
+        use(None)
+        fleet.close()
 
 
-def _progress(request: Request) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[K{request.op} {format_size(request.size_bytes)} ...\r")
-        sys.stderr.flush()
-
-
-def _silence(_request: Request) -> None:
-    """Leave the talking to rank 0."""
-
-
-def _spec(args: argparse.Namespace, place: Place | None) -> WorldSpec:
-    return WorldSpec(
-        size=args.ranks if place is None else place.world_size,
+def _measure(args: argparse.Namespace, sweep: Sweep, place: Place | None) -> list[Row | SharedRow]:
+    spec = WorldSpec(
+        size=args.ranks if place is None else place.size,
         backend=args.backend or ("nccl" if args.device == "cuda" else "gloo"),
         device=args.device,
         provider=args.dist,
         deadline_s=args.deadline,
     )
+    table = Table(unit=args.bw_unit, raw=args.raw, asynchronous=args.async_op)
+    rows: list[Row | SharedRow] = []
+    try:
+        with World.start(spec, watched=False) as world:
+            for row in sweep.rows(world, spec.size, _tell):
+                _print(table, row, rows[-1] if rows else None)
+                rows.append(row)
+    finally:  # what was measured is kept, whatever happened after
+        world_facts = asdict(spec) | {"launcher": place.launcher if place else "perfgate"}
+        if args.json and rows:
+            write_json(args.json, rows, world_facts)
+        if args.csv and rows:
+            write_csv(args.csv, rows)
+    _say(f"\n{table.note()}")
+    return rows
 
 
-def _world(
-    args: argparse.Namespace, spec: WorldSpec, place: Place | None
-) -> AbstractContextManager[Ranks]:
-    if place is not None:
-        return JoinedWorld(place, spec.backend, spec.device, args.deadline)
-    from perfgate.world.controller import World
-
-    return World.start(spec)
+def _tell(request: Request) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{request.op} {format_size(request.size_bytes)} ...\r")
+        sys.stderr.flush()
 
 
-def _print(table: Table, row: Row | SharedRow, before: Row | SharedRow | None, out: TextIO) -> None:
+def _print(table: Table, row: Row | SharedRow, before: Row | SharedRow | None) -> None:
     if isinstance(row, SharedRow):
         text = table.shared_line(row)
     else:
         first = before is None or before.request.op != row.request.op
         text = "\n".join([*([table.title(row)] if first else []), table.line(row), *row.debug])
-    print(text, file=out, flush=True)
+    _say(text)
 
 
-def _write(
-    args: argparse.Namespace, rows: list[Row | SharedRow], spec: WorldSpec, place: Place | None
-) -> None:
-    world: dict[str, Any] = asdict(spec) | {"launcher": place.launcher if place else "perfgate"}
-    if args.json:
-        write_json(args.json, rows, world)
-    if args.csv:
-        write_csv(args.csv, rows)
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
-def _status(rows: list[Row | SharedRow], out: TextIO) -> int:
+def _status(rows: list[Row | SharedRow]) -> int:
     measured = [row for row in rows if isinstance(row, SharedRow) or row.skipped is None]
     if not measured:
-        print("nothing was measured", file=out)
+        _say("nothing was measured")
     return OK if measured and not any(row.problems for row in measured) else INVALID

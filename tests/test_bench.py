@@ -137,6 +137,16 @@ def test_what_an_op_cannot_is_told_and_the_rest_goes_on(tmp_path, capsys):
     assert "1KiB: skipped, gather of complex64" in capsys.readouterr().out
 
 
+def test_more_than_the_link_carries_is_invalid(tmp_path, capsys):
+    options = ["--size", "64KiB", "--all-reduce", "--link-gbps", "1e-6"]
+    status, [row] = recorded(tmp_path, *options)
+    assert status == 1
+    assert not row["valid"]
+    assert re.search(
+        r"\n  INVALID: busbw .* Gb/s is above the link's 1e-06", capsys.readouterr().out
+    )
+
+
 def test_nothing_measured_is_a_failure(capsys):
     status, out = bench(capsys, "--ranks", "1", "--pt2pt", "--size", "64")
     assert status == 1
@@ -170,6 +180,7 @@ def test_one_size_is_taken_from_the_free_memory(tmp_path):
         (["--maxsize", "0"], "--maxsize is 0"),
         (["--mem-factor", "0"], "--mem-factor is 0; it must lie above 0 and up to 1"),
         (["--mem-factor", "nan"], "--mem-factor is nan"),
+        (["--link-gbps", "0"], "--link-gbps is 0; it must be above 0"),
         (["--dtype", "flaot"], "did you mean 'float"),
         (["--size", "4KX"], "size '4KX' does not parse"),
         (["--groups", "3"], "2 ranks do not make 3 groups of equal size"),
@@ -198,14 +209,10 @@ def launched(environ, *options):
 MPI = [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
 
 
-def test_started_by_mpirun_each_process_is_a_rank(free_port):
+def test_started_by_mpirun_each_process_is_a_rank():
     options = ["--size", "4KiB", "--all-reduce", "--trials", "2"]
     processes = [
-        launched(
-            dict(zip(MPI, (str(rank), "2", str(rank), "2"), strict=True))
-            | {"MASTER_PORT": str(free_port)},
-            *options,
-        )
+        launched(dict(zip(MPI, (str(rank), "2", str(rank), "2"), strict=True)), *options)
         for rank in range(2)
     ]
     outputs = [process.communicate(timeout=60) for process in processes]
@@ -227,12 +234,3 @@ def test_under_torchrun(tmp_path):
     assert record["world"]["launcher"] == "torchrun"
     assert record["rows"][0]["valid"]
     assert run.stdout.count("---- broadcast, 2 ranks") == 1
-
-
-@pytest.fixture
-def free_port():
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]

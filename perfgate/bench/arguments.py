@@ -66,6 +66,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--groups", type=int, default=1, metavar="N",
                      help="cut the ranks into N groups, timed alone and all at once")  # fmt: skip
     own.add_argument("--strided", action="store_true", help="groups of every N-th rank")
+    own.add_argument("--link-gbps", type=float, metavar="GBPS",
+                     help="what one link carries; a row of more busbw is INVALID")  # fmt: skip
     own.add_argument("--json", type=Path, metavar="FILE", help="write every figure as JSON")
     own.add_argument("--csv", type=Path, metavar="FILE", help="write every figure as CSV")
     own.add_argument("--deadline", type=float, default=600.0, metavar="SECONDS",
@@ -94,6 +96,8 @@ def read(args: argparse.Namespace) -> Sweep:
             raise UsageError(f"--{name} is {getattr(args, name)}; it must be {least} or more")
     if not 0 < args.mem_factor <= 1:
         raise UsageError(f"--mem-factor is {args.mem_factor:g}; it must lie above 0 and up to 1")
+    if args.link_gbps is not None and not args.link_gbps > 0:
+        raise UsageError(f"--link-gbps is {args.link_gbps:g}; it must be above 0")
     if args.scan and args.size:
         raise UsageError("--scan and --size both say which sizes; give one")
     from perfgate.comm.dtypes import dtype_name, parse_dtype
@@ -115,6 +119,7 @@ def read(args: argparse.Namespace) -> Sweep:
         asynchronous=args.async_op,
         groups=args.groups,
         strided=args.strided,
+        link_gbps=args.link_gbps,
         debug=args.debug,
     )
     return Sweep(

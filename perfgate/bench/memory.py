@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import torch
 import torch.distributed as dist
 

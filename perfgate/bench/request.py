@@ -21,6 +21,7 @@ class Request:
     :param asynchronous: call with ``async_op``, and tell entering from waiting.
     :param groups: cut the world into so many groups of equal size; 1 is the world itself.
     :param strided: whether a group takes every ``groups``-th rank rather than neighbours.
+    :param link_gbps: what one link can carry, where the user says; more busbw is not believed.
     :param debug: bring back the first values sent and received.
     """
 
@@ -35,6 +36,7 @@ class Request:
     asynchronous: bool = False
     groups: int = 1
     strided: bool = False
+    link_gbps: float | None = None
     debug: bool = False
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -56,7 +56,7 @@ class Row:
             times_s=times_s,
             enqueue_s=enqueue_s,
             wait_s=wait_s,
-            problems=tuple(_problems(samples, times_s)),
+            problems=(*_problems(samples, times_s), *_above_link(request, len(samples), times_s)),
             debug=tuple(sample.debug for sample in samples if sample.debug),
         )
 
@@ -114,6 +114,16 @@ def _split(samples: Sequence[Sample]) -> tuple[float | None, float | None]:
     waits = [s.times_ns - s.enqueue_ns for s in samples if s.enqueue_ns is not None]
     enqueue, wait = (np.median(np.max(times, axis=0)) / 1e9 for times in (enqueues, waits))
     return float(enqueue), float(wait)
+
+
+def _above_link(
+    request: Request, world_size: int, times_s: npt.NDArray[np.float64]
+) -> Iterator[str]:
+    if request.link_gbps is None:
+        return
+    busbw = busbw_gbps(request.op, request.size_bytes, float(np.median(times_s)), world_size)
+    if busbw > request.link_gbps:
+        yield f"busbw {busbw:.1f} Gb/s is above the link's {request.link_gbps:g} Gb/s"
 
 
 def _problems(samples: Sequence[Sample], times_s: npt.NDArray[np.float64]) -> list[str]:
