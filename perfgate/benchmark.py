@@ -67,6 +67,7 @@ def _measure(args: argparse.Namespace, sweep: Sweep, place: Place | None) -> lis
         provider=args.dist,
         deadline_s=args.deadline,
     )
+    sweep.group_size(spec.size)
     table = Table(unit=args.bw_unit, raw=args.raw, asynchronous=args.async_op)
     rows: list[Row | SharedRow] = []
     try:

@@ -197,30 +197,6 @@ def test_bad_options_are_told_before_anything_is_measured(capsys, options, told)
     assert captured.out == ""
 
 
-def launched(environ, *options):
-    """Start the command in one process of a launcher's world."""
-    command = [sys.executable, "-W", "error::UserWarning", "-m", "perfgate", "bench", *options]
-    return subprocess.Popen(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
-MPI = [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
-
-
-def test_started_by_mpirun_each_process_is_a_rank():
-    options = ["--size", "4KiB", "--all-reduce", "--trials", "2"]
-    processes = [
-        launched(dict(zip(MPI, (str(rank), "2", str(rank), "2"), strict=True)), *options)
-        for rank in range(2)
-    ]
-    outputs = [process.communicate(timeout=60) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
-    assert "---- all_reduce, 2 ranks, float32, torch" in outputs[0][0]
-    assert outputs[1][0] == ""
-
-
 def test_under_torchrun(tmp_path):
     path = tmp_path / "rows.json"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]

@@ -50,7 +50,7 @@ class Sweep:
         from perfgate.comm.dtypes import parse_dtype
         from perfgate.comm.ops import get_op
 
-        group_size = self._group_size(world_size)
+        group_size = self.group_size(world_size)
         itemsize = parse_dtype(self.template.dtype).itemsize
         for name in self.ops:
             op = get_op(name)
@@ -62,7 +62,11 @@ class Sweep:
                 tell(request)
                 yield self._row(ranks, request, itemsize)
 
-    def _group_size(self, world_size: int) -> int:
+    def group_size(self, world_size: int) -> int:
+        """Return how many ranks one group has.
+
+        :raises UsageError: when the world does not divide into the groups asked for.
+        """
         groups = self.template.groups
         if groups < 1 or world_size % groups:
             raise UsageError(f"{world_size} ranks do not make {groups} groups of equal size")
