@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 from perfgate.errors import UsageError
 from perfgate.gate.baseline import BaselineStore
 from perfgate.gate.decide import needs_confirmation
-from perfgate.gate.ratio import PORTABLE, decide_portable, decide_ratio, paired_ratios
+from perfgate.gate.ratio import (
+    PORTABLE,
+    decide_commits,
+    decide_portable,
+    decide_ratio,
+    paired_ratios,
+)
 from perfgate.model import Case, Measurement, Outcome, Policy, Session, WorldSpec
 
 CASE = Case(test="suites/zero/test_arms.py::t", op="reduce_scatter_step", world=WorldSpec())
@@ -136,3 +142,25 @@ def test_a_portable_baseline_is_kept_without_a_unit_and_compared_on_any_machine(
     cleared = decide_portable(measured(0.55, seed=3), baseline, POLICY, flagged=worse)
     assert cleared.outcome is Outcome.PASS
     assert decide_portable(measured(0.55), None, POLICY).outcome is Outcome.NO_BASELINE
+
+
+@pytest.mark.parametrize(
+    ("ratio", "outcome"),
+    [
+        (1.00, Outcome.PASS),
+        (1.25, Outcome.REGRESSION),
+        (0.70, Outcome.IMPROVEMENT),
+    ],
+)
+def test_two_commits_side_by_side_need_no_baseline(ratio, outcome):
+    verdict = decide_commits(measured(ratio, launches=10), POLICY, base="c0ffee")
+    assert verdict.outcome is outcome
+    assert verdict.change == pytest.approx(ratio - 1, abs=0.04)
+    assert verdict.baseline_commit == "c0ffee"
+    if verdict.outcome is Outcome.REGRESSION:
+        assert "against c0ffee, measured beside it" in verdict.line
+        assert needs_confirmation(verdict)
+
+
+def test_two_commits_in_one_launch_are_invalid():
+    assert decide_commits(measured(1.5, launches=1), POLICY).outcome is Outcome.INVALID

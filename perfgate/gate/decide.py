@@ -91,7 +91,7 @@ def decide(
     known = replace(known, baseline_commit=used[-1].commit, baseline_sessions=len(used))
     weather = _weather(measurement, used) if feels_weather else STILL
     change = contrast(head, session_means(used, figure), sessions, launches, weather)
-    verdict = _judge(known, change, policy)
+    verdict = judge(known, change, policy)
     if verdict.outcome is Outcome.INCONCLUSIVE and weather.bias > WORTH_TELLING:
         return replace(verdict, reason=f"{verdict.reason}; {weather}")
     return verdict
@@ -138,7 +138,8 @@ def contrast(
     return Contrast.of(value, [between, ours, theirs * (1 / count), weather.variance], weather.bias)
 
 
-def _judge(known: Verdict, change: Contrast, policy: Policy) -> Verdict:
+def judge(known: Verdict, change: Contrast, policy: Policy) -> Verdict:
+    """Return ``known`` with its outcome, by the rule at the head of this module."""
     limit, caught = math.log1p(policy.max_regression), math.log1p(policy.must_catch)
     lower, upper = change.lower(policy.alpha), change.upper(policy.alpha)
     judged = replace(
@@ -186,7 +187,7 @@ def _inconclusive(judged: Verdict, excluded: float, decidable: float) -> Verdict
         asked = "limit" if size > judged.limit else "must-catch size"
         value = judged.limit if size > judged.limit else judged.must_catch
         reason += f"; {asked} {_plain(value)} lies below what this noise lets pass, {_plain(size)}"
-    few = judged.baseline_sessions < SESSIONS_WANTED
+    few = 0 < judged.baseline_sessions < SESSIONS_WANTED
     options = "--perfgate-refresh" if few else f"--perfgate-max-regression {_up(size)}"
     return replace(
         judged,
@@ -229,6 +230,8 @@ def told_again(flagged: Verdict, verdict: Verdict) -> Verdict:
 
 
 def _against(verdict: Verdict) -> str:
+    if not verdict.baseline_sessions:
+        return f"{verdict.baseline_commit or 'the base'}, measured beside it"
     plural = "" if verdict.baseline_sessions == 1 else "s"
     return f"{verdict.baseline_sessions} session{plural} up to {verdict.baseline_commit[:12]}"
 

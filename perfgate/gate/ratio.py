@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfgate.errors import UsageError
-from perfgate.gate.decide import PASS_ALPHA, decide, invalidity, repeat_command, told_again
+from perfgate.gate.decide import PASS_ALPHA, decide, invalidity, judge, repeat_command, told_again
 from perfgate.gate.environment import Environment
 from perfgate.gate.noise import launch_variance
 from perfgate.gate.stats import Component, Contrast, log_figures, summarise, trimmed_mean
@@ -34,6 +34,10 @@ was found beyond the launches' (0.000 to 0.004); different arms may feel the wea
 LAUNCHES = Component(variance=0.01**2, dof=4.0)
 """Prior of the variance of a launch's median ratio: 0.007 to 0.013 up to 256 KiB with 300 pairs
 and more, 0.05 to 0.07 at 4 MiB with 60 pairs (identical arms, shared two-core machine)."""
+
+WORLDS = Component(variance=0.03**2, dof=4.0)
+"""Prior of the variance of a launch's median ratio between two worlds that live at once, as two
+commits need them: 0.03 to 0.10 up to 256 KiB, 0.07 to 0.13 at 4 MiB (identical code)."""
 
 MACHINES = Component(variance=0.03**2, dof=12.0)
 """Prior of the variance of a ratio between sessions of any machine, for portable baselines."""
@@ -109,6 +113,32 @@ def _judged(known: Verdict, ratio: Contrast, at_most: float, alpha: float) -> Ve
 def _next_limit(ratio: Contrast) -> float:
     """The smallest ``at_most`` that this ratio would pass at this noise in 95 % of runs."""
     return math.exp(ratio.value + 2 * ratio.reach(PASS_ALPHA))
+
+
+def decide_commits(measurement: Measurement, policy: Policy, *, base: str = "") -> Verdict:
+    """Return the verdict on a head against a base that ran beside it, each in its own world.
+
+    Nothing stored is needed: one launch is a pair of fresh worlds whose calls alternated in
+    random order. Confirm a flagged case on fresh launches, as ever.
+
+    :param measurement: launches of :func:`paired_ratios`, head over base.
+    :param base: the commit that is compared with.
+    """
+    known = Verdict(
+        outcome=Outcome.INVALID,
+        case=measurement.case,
+        environment=measurement.environment,
+        limit=policy.max_regression,
+        must_catch=policy.must_catch,
+        launches=len(measurement.launches),
+        baseline_commit=base,
+    )
+    problem = invalidity(measurement)
+    if problem:
+        return replace(known, reason=problem, next_step=repeat_command(measurement.case))
+    mean = trimmed_mean(log_figures(measurement.launches, FIGURE))
+    spread = launch_variance([mean], WORLDS)
+    return judge(known, Contrast.of(mean.value, [SESSIONS, spread]), policy)
 
 
 def decide_portable(
