@@ -12,10 +12,12 @@ import torch.distributed as dist
 
 from perfgate.errors import UsageError
 from perfgate.zero.agreement import agree
+from perfgate.zero.auto import fastest
+from perfgate.zero.bucket import plan_buckets
 from perfgate.zero.config import ZeroConfig
 from perfgate.zero.groups import Topology, group_parameters
 from perfgate.zero.pipeline import Pipeline
-from perfgate.zero.reducer import Strategy, strategy_named
+from perfgate.zero.reducer import AUTO, Strategy, strategy_named
 from perfgate.zero.slot import Slot
 
 
@@ -31,7 +33,8 @@ class GradientReducer:
 
     :param parameters: as from ``module.named_parameters()``; those that need no gradient are
         left out.
-    :param strategy: a strategy or its name; by default what ``config`` asks for.
+    :param strategy: a strategy or its name, by default what ``config`` asks for; ``auto``
+        measures which one is the fastest here.
     :param comm: whose collectives are called.
     :param kinds: a parameter's name to its optimizer group, where there are several.
     :raises UsageError: where ranks disagree on any of this, on every rank and before a gradient
@@ -54,12 +57,15 @@ class GradientReducer:
         if not members:
             raise UsageError("there is no parameter that needs a gradient")
         self.groups = group_parameters(members, config, self.topology, kinds)
-        chosen = strategy or config.strategy
-        self.strategy = strategy_named(chosen) if isinstance(chosen, str) else chosen
         self.micro_batches = config.accumulation_steps(self.topology.data_parallel_size)
         self._device = members[0][1].device
-        agree(self._description(), self.topology.group, self._device)
         self._comm = comm
+        chosen = strategy or config.strategy
+        agree(self._description(chosen), self.topology.group, self._device)
+        self._keys = [
+            (g, p) for g, group in enumerate(self.groups) for p in range(len(group.params))
+        ]
+        self.strategy = self._strategy(chosen)
         self._stream = self._side_stream()
         self._pipeline = Pipeline(
             self.groups,
@@ -69,9 +75,6 @@ class GradientReducer:
             bucket_numel=config.reduce_bucket_size,
             contiguous=config.contiguous_gradients,
         )
-        self._keys = [
-            (g, p) for g, group in enumerate(self.groups) for p in range(len(group.params))
-        ]
         self._pipeline.plan(self._keys[::-1])
         self._order_known = False
         self._arrived: dict[tuple[int, int], None] = {}
@@ -207,13 +210,24 @@ class GradientReducer:
     def _name(self, key: tuple[int, int]) -> str:
         return self.groups[key[0]].names[key[1]]
 
+    def _strategy(self, chosen: str | Strategy) -> Strategy:
+        if not isinstance(chosen, str):
+            return chosen
+        if chosen != AUTO:
+            return strategy_named(chosen)
+        layouts = [group.layout for group in self.groups]
+        buckets = plan_buckets(layouts, self._keys[::-1], self.config.reduce_bucket_size)
+        largest = max(buckets, key=lambda bucket: bucket.numel)
+        return fastest(largest, self.groups[largest.group], self._comm)
+
     def _side_stream(self) -> torch.cuda.Stream | None:
         on_gpu = self._device.type == "cuda" and self.config.overlap_comm
         return torch.cuda.Stream(self._device) if on_gpu else None  # type: ignore[no-untyped-call]
 
-    def _description(self) -> list[str]:
+    def _description(self, strategy: str | Strategy) -> list[str]:
         """What all ranks must have in common, one fact a line."""
-        lines = [f"strategy {self.strategy.name}", f"{self.micro_batches} micro-batches a step"]
+        name = strategy if isinstance(strategy, str) else strategy.name
+        lines = [f"strategy {name}", f"{self.micro_batches} micro-batches a step"]
         lines += [f"{key}={value!r}" for key, value in self.config.model_dump().items()]
         for number, group in enumerate(self.groups):
             lines += [

@@ -222,17 +222,18 @@ def spans(numel: int, at_most: int) -> Iterator[slice]:
 
 
 def sum_by_rank(rows: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-    """Add ``rows``, two or more, in their order and in the dtype of ``out``.
+    """Add ``rows`` in their order and in the dtype of ``out``.
 
     :param rows: 1-D each, as long as ``out`` and no wider.
     """
+    in_one_go = len(rows) > 1 and rows[0].dtype == out.dtype
     for span in spans(out.numel(), _CHUNK_NUMEL):
         chunk = out[span]
-        if rows[0].dtype == out.dtype:
+        if in_one_go:
             torch.add(rows[0][span], rows[1][span], out=chunk)
         else:
-            chunk.copy_(rows[0][span]).add_(rows[1][span])
-        for row in rows[2:]:
+            chunk.copy_(rows[0][span])
+        for row in rows[2 if in_one_go else 1 :]:
             chunk.add_(row[span])
 
 
@@ -254,6 +255,9 @@ STRATEGIES: dict[str, type[Strategy]] = {
     strategy.name: strategy for strategy in (AllReduce, Reduce, ReduceScatter, Exchange)
 }
 
+AUTO = "auto"
+"""The name that stands for the fastest of them, see :mod:`perfgate.zero.auto`."""
+
 
 def strategy_named(name: str) -> Strategy:
     """Return the strategy of this name.
@@ -261,5 +265,7 @@ def strategy_named(name: str) -> Strategy:
     :raises UsageError: when there is none.
     """
     if name not in STRATEGIES:
-        raise UsageError(f"strategy {name!r} is not known; choose one of {', '.join(STRATEGIES)}")
+        raise UsageError(
+            f"strategy {name!r} is not known; choose {', '.join(STRATEGIES)} or {AUTO}"
+        )
     return STRATEGIES[name]()

@@ -69,7 +69,12 @@ def test_what_cannot_be_reduced_is_refused(bad):
         "nothing": ([], {}, {}, "no parameter that needs a gradient"),
         "frozen": ([("w", param)], {}, {}, "no parameter that needs a gradient"),
         "expert": ([("w", param)], {"topology": Topology(experts={"v": None})}, {}, "expert 'v'"),
-        "strategy": ([("w", param)], {"strategy": "ring"}, {}, "'ring' is not known; choose one"),
+        "strategy": (
+            [("w", param)],
+            {"strategy": "ring"},
+            {},
+            "'ring' is not known; choose one",
+        ),
         "sequence": ([("w", param)], {"topology": Topology(sequence_parallel_size=3)}, {}, "3.* 2"),
         "batch": (
             [("w", param)],
