@@ -46,12 +46,12 @@ class Door:
     def __init__(self, place: Place) -> None:
         host, port = place.master or (LOOPBACK, 0)
         secret = user_secret() if place.master else secrets.token_bytes(32)
+        self._file = None if place.master else _file(place)
         try:
             self._socket = socket.create_server((host, port), backlog=place.size)
         except OSError as error:
             raise LaunchError(f"{host}:{port} cannot be listened on: {error}") from error
         self.address = Address(host, self._socket.getsockname()[1], secret)
-        self._file = None if place.master else _file(place)
         if self._file is not None:
             _publish(self._file, self.address)
 
