@@ -140,11 +140,15 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """The accepted sessions of one case in one environment, oldest first."""
+    """The accepted sessions of one case in one environment, oldest first.
+
+    ``figure`` is the figure of a launch that is compared, chosen at calibration.
+    """
 
     case_id: str
     environment: str
     sessions: tuple[Session, ...]
+    figure: str = "p25_s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,6 +137,20 @@ def test_the_last_thirty_sessions_and_the_pinned_one_are_kept(tmp_path):
     assert [one.commit for one in pinned["b"].sessions] == ["c0"]
 
 
+def test_the_figure_chosen_at_calibration_is_frozen_and_survives_a_refresh(tmp_path):
+    store, path = stored(tmp_path)
+    assert store.load(HERE, "comm")["b"].figure == "p25_s"
+    store.calibrate(HERE, "comm", {"b": "p10_s"})
+    store.add(HERE, "comm", {"b": session("later")})
+    assert store.load(HERE, "comm")["b"].figure == "p10_s"
+    assert store.load(HERE, "comm")[CASES[0]].figure == "p25_s"
+    before = path.read_bytes()
+    for wrong in ({"nowhere": "p25_s"}, {"b": "p95_s"}):
+        with pytest.raises(BaselineError, match="cannot compare"):
+            store.calibrate(HERE, "comm", wrong)
+    assert path.read_bytes() == before
+
+
 def test_without_a_pin_nothing_is_pinned(tmp_path):
     store, _ = stored(tmp_path)
     assert store.load_pinned(HERE, "comm") == {}

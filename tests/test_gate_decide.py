@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfgate.gate.decide import confirm, decide, needs_confirmation
-from perfgate.gate.noise import SESSIONS, pool_sessions
+from perfgate.gate.noise import SESSIONS, pool_sessions, steadiest_figure
 from perfgate.gate.stats import Component
 from perfgate.model import Baseline, Case, Launch, Measurement, Outcome, Policy, Session, WorldSpec
 
@@ -296,6 +296,29 @@ def test_sessions_are_pooled_over_the_cases_of_a_file():
     assert 0.10 < math.sqrt(found.variance) < 0.20
     head, lone = measured(noisy(1)), baseline(noisy(2))
     assert decide(head, lone, POLICY, sessions=found).mde > decide(head, lone, POLICY).mde
+
+
+def test_the_baseline_says_which_figure_is_compared():
+    stored = baseline(noisy(2))
+    median = replace(stored, figure="p50_s")
+    head = measured(noisy(1))
+    assert decide(head, median, POLICY).time_s == pytest.approx(
+        1.2 * decide(head, stored, POLICY).time_s
+    )
+
+
+def test_the_steadiest_figure_is_chosen_and_ties_keep_the_first():
+    def session(p10, p25):
+        launches = tuple(
+            Launch(p10_s=a, p25_s=a * b, p50_s=a * b * 2, p95_s=1.0, calls=100)
+            for a, b in zip(p10, p25, strict=True)
+        )
+        return Session(commit="c", date="2026-01-31T12:00:00Z", launches=launches)
+
+    steady, shaky = noisy(1, spread=0.01), 1 + noisy(2, spread=0.2, centre=1.0)
+    order = ("p25_s", "p10_s", "p50_s")
+    assert steadiest_figure([session(steady, shaky)], order) == "p10_s"
+    assert steadiest_figure([session(steady, np.full(8, 1.5))], order) == "p25_s"
 
 
 def simulate(rng, *, sessions, spread, between, factor=1.0, launches=8):

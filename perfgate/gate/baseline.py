@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from perfgate.model import Baseline, Session
 
 KEPT_SESSIONS = 30
 LOCK_TIMEOUT_S = 60.0
+FROZEN = ("p10_s", "p25_s", "p50_s")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
 
 
@@ -48,7 +49,7 @@ class BaselineStore:
         if content is None:
             return {}
         return {
-            name: _baseline(name, environment, case.sessions, content.scale)
+            name: _baseline(name, environment, case, content.scale)
             for name, case in content.cases.items()
         }
 
@@ -60,14 +61,11 @@ class BaselineStore:
         content = self._read(self.path(environment, suite))
         if content is None:
             return {}
-        pinned = {
-            name: [one for one in case.sessions if one.commit == case.pinned]
-            for name, case in content.cases.items()
-        }
+        pinned = {name: _only_pinned(case) for name, case in content.cases.items()}
         return {
-            name: _baseline(name, environment, sessions, content.scale)
-            for name, sessions in pinned.items()
-            if sessions
+            name: _baseline(name, environment, case, content.scale)
+            for name, case in pinned.items()
+            if case.sessions
         }
 
     def add(self, environment: Environment, suite: str, sessions: Mapping[str, Session]) -> Path:
@@ -119,6 +117,23 @@ class BaselineStore:
 
         return self._update(environment, suite, pinned)
 
+    def calibrate(self, environment: Environment, suite: str, figures: Mapping[str, str]) -> Path:
+        """Freeze which figure (``p10_s``, ``p25_s`` or ``p50_s``) is compared, by case id.
+
+        :raises BaselineError: for a case that is not stored, or a figure that cannot be.
+        """
+        path = self.path(environment, suite)
+
+        def frozen(content: BaselineFile) -> BaselineFile:
+            cases = dict(content.cases)
+            for name, figure in figures.items():
+                if name not in cases or figure not in FROZEN:
+                    raise BaselineError(f"{path}: cannot compare {name!r} by {figure!r}")
+                cases[name] = cases[name].model_copy(update={"figure": figure.removesuffix("_s")})
+            return content.model_copy(update={"cases": cases})
+
+        return self._update(environment, suite, frozen)
+
     def environments(self) -> list[Environment]:
         """Return the environments that have baselines, in the order of their directories."""
         found = {}
@@ -149,7 +164,7 @@ class BaselineStore:
         recent = known[-self.kept_sessions :]
         dropped = known[: -self.kept_sessions]
         kept = [old for old in dropped if old.commit == case.pinned]
-        return StoredCase(pinned=case.pinned, sessions=[*kept, *recent])
+        return case.model_copy(update={"sessions": [*kept, *recent]})
 
     def _files(self) -> list[Path]:
         with facts(self.root, "read"):
@@ -207,13 +222,17 @@ class BaselineStore:
             lock.release()
 
 
-def _baseline(
-    name: str, environment: Environment, sessions: Sequence[StoredSession], scale: float
-) -> Baseline:
+def _only_pinned(case: StoredCase) -> StoredCase:
+    kept = [session for session in case.sessions if session.commit == case.pinned]
+    return case.model_copy(update={"sessions": kept})
+
+
+def _baseline(name: str, environment: Environment, case: StoredCase, scale: float) -> Baseline:
     return Baseline(
         case_id=name,
         environment=environment.key,
-        sessions=tuple(session.session(scale) for session in sessions),
+        sessions=tuple(session.session(scale) for session in case.sessions),
+        figure=f"{case.figure}_s",
     )
 
 

@@ -43,6 +43,7 @@ from perfgate.gate.weather import STILL, Weather
 from perfgate.model import Baseline, Case, Measurement, Outcome, Policy, Session, Verdict
 from perfgate.units import format_percent
 
+DEFAULT_FIGURE = "p25_s"
 PASS_ALPHA = 0.05
 WORTH_TELLING = 0.02
 MIN_LAUNCHES = 2
@@ -56,7 +57,7 @@ def decide(
     *,
     sessions: Component = SESSIONS,
     launches: Component = LAUNCHES,
-    figure: str = "p25_s",
+    figure: str = "",
     feels_weather: bool = True,
 ) -> Verdict:
     """Return the verdict on ``measurement``.
@@ -64,7 +65,7 @@ def decide(
     :param sessions: variance between sessions to start from, in log time squared; the file's
         pooled one (:func:`perfgate.gate.noise.pool_sessions`) once it holds several sessions.
     :param launches: the variance below which the spread between launches is not believed.
-    :param figure: the figure of a launch that is compared: ``p10_s``, ``p25_s`` or ``p50_s``.
+    :param figure: the figure of a launch that is compared instead of the baseline's own.
     :param feels_weather: whether other processes move the figures (:mod:`perfgate.gate.weather`).
     """
     known = Verdict(
@@ -78,6 +79,7 @@ def decide(
     problem = invalidity(measurement)
     if problem:
         return replace(known, reason=problem, next_step=repeat_command(measurement.case))
+    figure = figure or (baseline.figure if baseline else DEFAULT_FIGURE)
     head = trimmed_mean(log_figures(measurement.launches, figure))
     known = replace(known, time_s=math.exp(head.value))
     if baseline is None or (absence := _absence(measurement, baseline)):

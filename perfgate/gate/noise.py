@@ -9,6 +9,7 @@ between few launches: :data:`LAUNCHES`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -46,15 +47,13 @@ def between(means: Sequence[Mean]) -> Component:
     return Component(observed - launches, len(means) - 1.0)
 
 
-def pool_sessions(
-    baselines: Iterable[Baseline], *, prior: Component = SESSIONS, figure: str = "p25_s"
-) -> Component:
+def pool_sessions(baselines: Iterable[Baseline], *, prior: Component = SESSIONS) -> Component:
     """Return the variance between sessions over all cases of a file, moderated by ``prior``.
 
     Give it to :func:`perfgate.gate.decide.decide` as ``sessions``. With one session a case it
     is the prior itself.
     """
-    found = [between(session_means(baseline.sessions, figure)) for baseline in baselines]
+    found = [between(session_means(base.sessions, base.figure)) for base in baselines]
     found = [component for component in found if component.dof > 0]
     if not found:
         return prior
@@ -79,3 +78,23 @@ def launch_variance(means: Sequence[Mean], prior: Component) -> Component:
         float(np.mean([mean.variance for mean in means])), sum(mean.dof for mean in means)
     )
     return lifted(seen, prior * float(np.mean([1 / mean.launches for mean in means])))
+
+
+def steadiest_figure(sessions: Sequence[Session], figures: Sequence[str]) -> str:
+    """Return the figure that varies least between launches of one session.
+
+    A later one in ``figures`` must be steadier by a tenth than those before it, so that the
+    choice does not follow chance; put the one to prefer first.
+    """
+    best, least = figures[0], math.inf
+    for figure in figures:
+        spread = math.sqrt(np.mean([_spread(session, figure) for session in sessions]))
+        if spread < 0.9 * least:
+            best, least = figure, spread
+    return best
+
+
+def _spread(session: Session, figure: str) -> float:
+    """The variance of one launch, from the trimmed mean's."""
+    mean = trimmed_mean(log_figures(session.launches, figure))
+    return mean.variance * mean.launches

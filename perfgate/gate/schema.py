@@ -6,7 +6,7 @@
     "environment": {"cores": "2", ...},
     "columns": ["p10_us", "p25_us", "p50_us", "p95_us", "calls"],
     "cases": {
-    "tests/t.py::t | all_reduce ...": {"pinned": null, "sessions": [{"commit": ..., ...}]},
+    "t.py::t | all_reduce ...": {"figure": "p25", "pinned": null, "sessions": [{...}, ...]},
     ...
     }}
 
@@ -94,8 +94,12 @@ class StoredSession(_Strict):
 
 
 class StoredCase(_Strict):
-    """A case's sessions, oldest first, and the commit of the one that is never dropped."""
+    """A case's sessions, oldest first, and the commit of the one that is never dropped.
 
+    ``figure`` is what is compared, p25 until a calibration found a steadier one.
+    """
+
+    figure: Literal["p10", "p25", "p50"] = "p25"
     pinned: str | None = None
     sessions: Annotated[list[StoredSession], Field(min_length=1)]
 
