@@ -61,7 +61,7 @@ CHANGES_TRAINING = _names(
     "fp16_master_weights_and_gradients grad_accum_dtype hybrid_engine loss_scale optimizer "
     "optimizer_name pld progressive_layer_drop scheduler scheduler_name sparse_attention "
     "sparse_gradients torch_autocast weight_quantization managed_gradient_accumulation "
-    "tensor_parallel expert_parallel"
+    "tensor_parallel expert_parallel mics_shard_size mics_hierarchial_params_gather"
 )
 
 NEUTRAL = {"zero_hpz_partition_size": 1, "mics_shard_size": -1, "loss_scale": 1}
