@@ -107,6 +107,15 @@ def test_with_sessions_enough_the_way_out_is_a_wider_limit_that_passes():
     assert decide(measured(noisy(9, 8, 0.4)), baseline(*spread), wider).outcome is Outcome.PASS
 
 
+def test_noise_without_end_still_has_a_sentence_and_a_command():
+    wild = [np.array([1e-9, 1e9]) for _ in range(6)]
+    verdict = decide(measured([1e-9, 1e9]), baseline(*wild), POLICY)
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert "--perfgate-launches 4" in verdict.next_step
+    json.dumps(verdict.as_json(), allow_nan=False)
+    assert verdict.line
+
+
 def test_no_baseline_names_the_command_that_makes_one():
     verdict = decide(measured(noisy(1)), None, POLICY)
     assert verdict.outcome is Outcome.NO_BASELINE

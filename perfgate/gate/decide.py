@@ -25,7 +25,6 @@ Why the error over a run is held
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -38,16 +37,21 @@ from perfgate.gate.noise import (
     session_means,
     session_variance,
 )
-from perfgate.gate.stats import Component, Contrast, Mean, log_figures, trimmed_mean
+from perfgate.gate.phrase import (
+    improvement,
+    inconclusive,
+    regression,
+    repeat_command,
+    told_again,
+)
+from perfgate.gate.stats import Component, Contrast, Mean, expm1, log_figures, trimmed_mean
 from perfgate.gate.weather import STILL, Weather
-from perfgate.model import Baseline, Case, Measurement, Outcome, Policy, Session, Verdict
-from perfgate.units import format_percent
+from perfgate.model import Baseline, Measurement, Outcome, Policy, Session, Verdict
 
 DEFAULT_FIGURE = "p25_s"
 PASS_ALPHA = 0.05
 WORTH_TELLING = 0.02
 MIN_LAUNCHES = 2
-SESSIONS_WANTED = 5
 
 
 def decide(
@@ -146,57 +150,19 @@ def judge(known: Verdict, change: Contrast, policy: Policy) -> Verdict:
     lower, upper = change.lower(policy.alpha), change.upper(policy.alpha)
     judged = replace(
         known,
-        change=_expm1(change.value),
-        lower=_expm1(lower),
-        upper=_expm1(upper),
-        mde=_expm1(change.detectable(alpha=policy.alpha, limit=limit)),
+        change=expm1(change.value),
+        lower=expm1(lower),
+        upper=expm1(upper),
+        mde=expm1(change.detectable(alpha=policy.alpha, limit=limit)),
     )
     if lower > 0 and change.value > limit:
-        return _regression(judged)
+        return regression(judged)
     if upper < 0 and change.value < -limit:
-        return _improvement(judged)
+        return improvement(judged)
     excluded = change.upper(PASS_ALPHA)
     if excluded < caught:
         return replace(judged, outcome=Outcome.PASS)
-    return _inconclusive(judged, excluded, 2 * change.reach(PASS_ALPHA))
-
-
-def _regression(judged: Verdict) -> Verdict:
-    return replace(
-        judged,
-        outcome=Outcome.REGRESSION,
-        reason=f"at least {format_percent(judged.lower)} against {_against(judged)}",
-        next_step=f"perfgate baseline accept {_test(judged)}, if it is meant",
-    )
-
-
-def _improvement(judged: Verdict) -> Verdict:
-    return replace(
-        judged,
-        outcome=Outcome.IMPROVEMENT,
-        reason=f"at least {format_percent(judged.upper)} against {_against(judged)}",
-        next_step=repeat_command(judged.case, "--perfgate-refresh"),
-    )
-
-
-def _inconclusive(judged: Verdict, excluded: float, decidable: float) -> Verdict:
-    reason = (
-        f"a slowdown of {_plain(judged.must_catch)} is not excluded, it may be up to "
-        f"{format_percent(_expm1(excluded))}"
-    )
-    size = _expm1(decidable)
-    if size > judged.must_catch:
-        asked = "limit" if size > judged.limit else "must-catch size"
-        value = judged.limit if size > judged.limit else judged.must_catch
-        reason += f"; {asked} {_plain(value)} lies below what this noise lets pass, {_plain(size)}"
-    few = 0 < judged.baseline_sessions < SESSIONS_WANTED
-    options = "--perfgate-refresh" if few else f"--perfgate-max-regression {_up(size)}"
-    return replace(
-        judged,
-        outcome=Outcome.INCONCLUSIVE,
-        reason=reason,
-        next_step=repeat_command(judged.case, options),
-    )
+    return inconclusive(judged, expm1(excluded), expm1(2 * change.reach(PASS_ALPHA)))
 
 
 def needs_confirmation(verdict: Verdict) -> bool:
@@ -222,39 +188,3 @@ def confirm(
     share of the noise halves.
     """
     return told_again(flagged, decide(fresh, baseline, policy, sessions=sessions))
-
-
-def told_again(flagged: Verdict, verdict: Verdict) -> Verdict:
-    """Return ``verdict`` with what was measured before it in its reason."""
-    first = f"first measured {format_percent(flagged.change)}, then again"
-    reason = f"{first}: {verdict.reason}" if verdict.reason else f"{first} in fresh launches"
-    return replace(verdict, reason=reason)
-
-
-def _against(verdict: Verdict) -> str:
-    if not verdict.baseline_sessions:
-        return f"{verdict.baseline_commit or 'the base'}, measured beside it"
-    plural = "" if verdict.baseline_sessions == 1 else "s"
-    return f"{verdict.baseline_sessions} session{plural} up to {verdict.baseline_commit[:12]}"
-
-
-def _test(verdict: Verdict) -> str:
-    return shlex.quote(verdict.case.test)
-
-
-def repeat_command(case: Case, options: str = "") -> str:
-    """Return the command that measures a case's test again."""
-    test = shlex.quote(case.test)
-    return " ".join(part for part in ("pytest --perfgate", options, test) if part)
-
-
-def _plain(fraction: float) -> str:
-    return format_percent(fraction).lstrip("+")
-
-
-def _up(fraction: float) -> int:
-    return math.ceil(fraction * 100)
-
-
-def _expm1(value: float) -> float:
-    return math.expm1(value) if value < 700 else math.inf

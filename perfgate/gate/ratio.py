@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from perfgate.errors import UsageError
-from perfgate.gate.decide import PASS_ALPHA, decide, invalidity, judge, repeat_command, told_again
+from perfgate.gate.decide import PASS_ALPHA, decide, invalidity, judge
 from perfgate.gate.environment import Environment
 from perfgate.gate.noise import launch_variance
-from perfgate.gate.stats import Component, Contrast, log_figures, summarise, trimmed_mean
+from perfgate.gate.phrase import repeat_command, told_again
+from perfgate.gate.stats import Component, Contrast, expm1, log_figures, summarise, trimmed_mean
 from perfgate.model import Baseline, Launch, Measurement, Outcome, Policy, Verdict
 from perfgate.units import format_percent
 
@@ -100,10 +101,10 @@ def _judged(known: Verdict, ratio: Contrast, at_most: float, alpha: float) -> Ve
     return replace(
         known,
         outcome=outcome,
-        change=math.expm1(ratio.value),
-        lower=math.expm1(lower),
-        upper=math.expm1(upper),
-        mde=math.expm1(above),
+        change=expm1(ratio.value),
+        lower=expm1(lower),
+        upper=expm1(upper),
+        mde=expm1(above),
         reason=f"{math.exp(ratio.value):.3g} of the reference's time, {bound}; limit {at_most:g}"
         + (f", decidable from {_next_limit(ratio):.3g} on" if open_question else ""),
         next_step="" if outcome is Outcome.PASS else repeat_command(known.case),

@@ -171,3 +171,8 @@ def noncentrality(dof: float, critical: float, power: float) -> float:
     if critical > 50:
         return critical * math.sqrt(float(special.chdtri(dof, 1 - power)) / dof)
     return float(special.nctdtrinc(dof, 1 - power, critical))
+
+
+def expm1(value: float) -> float:
+    """Return a log ratio as a ratio less one; infinite where it is past all numbers."""
+    return math.expm1(value) if value < 700 else math.inf
