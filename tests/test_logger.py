@@ -318,13 +318,13 @@ def test_a_verbose_line_tells_each_call_on_rank_0(capsys):
 MS = 1_000_000
 
 
-def calls_of(rank, calls, host="here"):
+def calls_of(rank, calls, host="here", members=()):
     """A rank's log of (sequence, enter in ms, latency in ms, group, ranks)."""
     logger = started()
     for sequence, enter_ms, latency_ms, group, ranks in calls:
         add(logger, "all_reduce", 64, latency_ms * 1e-3, ranks, int(enter_ms * MS), sequence,
             group=group)  # fmt: skip
-    return RankCalls(rank, host, logger.snapshot())
+    return RankCalls(rank, host, logger.snapshot(), {"0": members})
 
 
 def test_arrivals_tell_who_was_late_and_by_how_much():
@@ -362,6 +362,17 @@ def test_groups_are_kept_apart_and_a_group_made_anew_counts_anew():
     ]
     row = analyse(ranks)["all_reduce"][64]
     assert row["straggler_by_rank_ms"] == pytest.approx({0: 2, 1: 0, 2: 1, 3: 0})
+
+
+def test_groups_of_one_name_are_told_apart_by_their_ranks():
+    ranks = [
+        calls_of(rank, [(1, rank, 5 - rank, "0", 2)], members=members)
+        for members in ((0, 1), (2, 3))
+        for rank in members
+    ]
+    row = analyse(ranks)["all_reduce"][64]
+    assert row["straggler_by_rank_ms"] == pytest.approx({0: 1, 1: 0, 2: 1, 3: 0})
+    assert row["unmatched"] == 0
 
 
 def test_clocks_of_different_hosts_are_not_compared():

@@ -40,6 +40,19 @@ def test_a_single_op_need_not_stand_in_a_list():
     assert read_config({"prof_ops": "all_reduce"}).prof_ops == ("all_reduce",)
 
 
+@pytest.mark.parametrize("name", ["all_reduce_of_gradients", "my phase", "pre_forward_all_gather"])
+def test_a_log_name_may_be_built_on_an_ops_name(name):
+    assert read_config({"prof_ops": [name]}).prof_ops == (name,)
+
+
+@pytest.mark.parametrize(
+    "name", ["allreduce", "all_reduces", "all_gather_in_tensor", "Broadcast", "barier"]
+)
+def test_a_misspelt_op_is_no_log_name(name):
+    with pytest.raises(UsageError, match="did you mean"):
+        read_config({"prof_ops": [name]})
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [

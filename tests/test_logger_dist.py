@@ -1,6 +1,7 @@
 """``import perfgate.comm as dist``: a drop-in for torch.distributed, on real ranks."""
 
 import csv
+import datetime
 import inspect
 import json
 import math
@@ -15,7 +16,7 @@ import torch
 import torch.distributed
 
 import perfgate.comm as dist
-from perfgate.comm.dist import FUNCTIONS
+from perfgate.comm.drop_in import FUNCTIONS
 from perfgate.comm.work import LoggedWork
 from perfgate.errors import UsageError
 
@@ -197,17 +198,45 @@ def test_what_fails_is_not_logged(rank):
 
 
 @pytest.mark.ranks(2)
-def test_a_function_put_in_torchs_place_is_called(rank, monkeypatch):
+def test_a_function_put_in_torchs_place_is_called(rank):
     called = []
-    whole = torch.distributed.all_reduce
-    monkeypatch.setattr(
-        torch.distributed, "all_reduce", lambda *args: called.append(1) or whole(*args)
-    )
-    logging_all()
-    dist.all_reduce(torch.ones(4))
-    dist.configure(enabled=False)
-    dist.all_reduce(torch.ones(4))
+    torchs = torch.distributed.all_reduce
+    torch.distributed.all_reduce = lambda *args: called.append(1) or torchs(*args)
+    try:
+        logging_all()
+        dist.all_reduce(torch.ones(4))
+        dist.configure(enabled=False)
+        dist.all_reduce(torch.ones(4))
+    finally:
+        torch.distributed.all_reduce = torchs
     assert len(called) == 2
+
+
+@pytest.mark.ranks(2)
+def test_code_that_says_torch_distributed_can_be_logged_too(rank):
+    before = dict(vars(torch.distributed))
+    logger = logging_all()
+    with dist.log_torch_calls(), dist.log_torch_calls():
+        torch.distributed.all_reduce(torch.ones(4))
+        dist.all_reduce(torch.ones(4))
+        operation = torch.distributed.P2POp
+        peer, x = 1 - rank.index, torch.ones(4)
+        for work in torch.distributed.batch_isend_irecv(
+            [
+                operation(torch.distributed.isend, x, peer),
+                operation(torch.distributed.irecv, x, peer),
+            ]
+        ):
+            work.wait()
+        objects = [None, None]
+        torch.distributed.all_gather_object(objects, rank.index)
+        dist.log_summary(show_straggler=True)
+    assert objects == [0, 1]
+    counts = {name: sum(e[0] for e in s.values()) for name, s in logger.get_raw_data().items()}
+    assert counts == {"all_reduce": 2, "batch_isend_irecv": 1, "all_gather_object": 1}
+    assert dict(vars(torch.distributed)) == before
+    torch.distributed.all_reduce(torch.ones(4))
+    assert logger.get_total_operations() == 4
 
 
 # handles
@@ -257,6 +286,18 @@ def test_point_to_point_handles_are_done_when_they_were_waited_for(rank):
     assert x[0] == 0.0
     key, size_bytes, _ = only_record()
     assert (key.name, size_bytes) == (["isend", "irecv"][rank.index], 32)
+
+
+@pytest.mark.ranks(2)
+def test_a_handle_whose_call_fails_is_not_logged(rank):
+    hasty = dist.new_group([0, 1], timeout=datetime.timedelta(milliseconds=200))
+    logger = logging_all()
+    if rank.index == 0:
+        handle = dist.all_reduce(torch.ones(8), group=hasty, async_op=True)
+        with pytest.raises(RuntimeError, match=r"[Tt]imed? ?out"):
+            handle.wait()
+        assert not handle.is_success()
+    assert not logger.has_data()
 
 
 @pytest.mark.ranks(3)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch.distributed
-from torch.distributed import distributed_c10d
+from torch.distributed import ProcessGroup, distributed_c10d
 
 from perfgate.comm.process import comms_logger, place
 from perfgate.comm.straggler import RankCalls, analyse, straggler_table
@@ -75,8 +75,17 @@ def _report(rank: int, with_calls: bool) -> _Report:
         timestamp=datetime.datetime.now().astimezone().isoformat(),
         rows=rows(snapshot),
         selected=comms_logger.prof_ops,
-        calls=RankCalls(rank, socket.gethostname(), last) if with_calls else None,
+        calls=RankCalls(rank, socket.gethostname(), last, _members()) if with_calls else None,
     )
+
+
+def _members() -> dict[str, tuple[int, ...]]:
+    groups = distributed_c10d._world.pg_group_ranks
+    return {
+        group.group_name: tuple(ranks)
+        for group, ranks in groups.items()
+        if isinstance(group, ProcessGroup)  # not the mark of a group that this rank is not in
+    }
 
 
 def _gather(report: _Report, world_size: int) -> list[_Report]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -57,7 +58,8 @@ class CommsConfig:
 def op_names(names: str | Iterable[str]) -> tuple[str, ...]:
     """Return names to log: those of ops as they are, others as log_names.
 
-    A name that is nearly an op's is a misspelling, and would silently log nothing.
+    A name that is nearly an op's is a misspelling, and would silently log nothing. One that is
+    built on an op's name, like ``all_reduce_of_gradients``, is a log_name.
 
     :raises UsageError: for a misspelling, or what is not a list of names.
     """
@@ -68,13 +70,17 @@ def op_names(names: str | Iterable[str]) -> tuple[str, ...]:
     for name in checked:
         if not isinstance(name, str):
             raise UsageError(f"prof_ops holds {name!r}; write names of ops, like 'all_reduce'")
-        hint = nearest(name, CALLS)
-        if name not in CALLS and hint.startswith(_MISSPELT):
+        near = () if name in CALLS else difflib.get_close_matches(name, CALLS, 1, _nearness(name))
+        if near:
             raise UsageError(
-                f"prof_ops holds {name!r}, which is no op; {hint} "
+                f"prof_ops holds {name!r}, which is no op; did you mean {near[0]!r}? "
                 "(a log_name of your own must not be so near to an op's name)"
             )
     return checked
+
+
+def _nearness(name: str) -> float:
+    return 0.92 if any(op in name for op in CALLS) else 0.75
 
 
 def read_config(source: CommsConfig | Mapping[str, object] | str | os.PathLike[str]) -> CommsConfig:

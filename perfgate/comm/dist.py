@@ -1,97 +1,23 @@
-"""A drop-in for torch.distributed whose calls pass the comms logger.
-
-The functions are made from torch's own signatures, so that arguments, defaults and the errors
-that they raise are those of the torch that is installed; each takes ``prof`` and ``log_name``
-after torch's parameters. While the logger is disabled, a call costs one more Python frame.
-"""
+"""The public face of ``perfgate.comm``: a drop-in for torch.distributed with a comms logger."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import torch.distributed
 
-from perfgate.comm.calls import CALLS, Call
 from perfgate.comm.coalescing import coalescing_manager
 from perfgate.comm.collect import log_summary
 from perfgate.comm.configuration import CommsConfig, read_config
+from perfgate.comm.drop_in import FUNCTIONS, P2POp
 from perfgate.comm.export import write_chrome_trace, write_csv, write_json, write_tensorboard
-from perfgate.comm.logged import Target, logged
 from perfgate.comm.process import comms_logger
 from perfgate.comm.summary import trim_mean
-
-_FUNCTION = """
-def {name}({parameters}, prof=False, log_name=None):
-    if not _logger.enabled:
-        return _module.{name}({arguments})
-    return _logged(_target, _module.{name}, ({arguments},), prof, log_name)
-"""
-_OUR_PARAMETERS = (
-    inspect.Parameter("prof", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=False),
-    inspect.Parameter("log_name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None),
-)
-
-
-def _drop_in(call: Call) -> Callable[..., Any]:
-    """Return torch's function with its own signature, passing the logger."""
-    function = getattr(torch.distributed, call.name)
-    signature = inspect.signature(function)
-    parameters = list(signature.parameters.values())
-    names = [parameter.name for parameter in parameters]
-    namespace: dict[str, Any] = {
-        "_logger": comms_logger,
-        "_logged": logged,
-        "_module": torch.distributed,
-        "_target": Target.of(call, names),
-        "__name__": __name__,
-    }
-    declared = []
-    for parameter in parameters:
-        if parameter.default is parameter.empty:
-            declared.append(parameter.name)
-        else:
-            namespace[f"_default_{parameter.name}"] = parameter.default
-            declared.append(f"{parameter.name}=_default_{parameter.name}")
-    source = _FUNCTION.format(
-        name=call.name, parameters=", ".join(declared), arguments=", ".join(names)
-    )
-    exec(compile(source, f"<perfgate.comm.{call.name}>", "exec"), namespace)
-    made: Callable[..., Any] = functools.update_wrapper(
-        namespace[call.name], function, assigned=("__doc__", "__annotations__")
-    )
-    made.__module__ = "perfgate.comm"
-    made.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*parameters, *_OUR_PARAMETERS]
-    )
-    return made
-
-
-FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {name: _drop_in(call) for name, call in CALLS.items() if hasattr(torch.distributed, name)}
-)
-"""The logged collectives and point-to-point calls, by name."""
-
-
-class P2POp(torch.distributed.P2POp):
-    """torch's P2POp, which also takes this module's ``isend`` and ``irecv``."""
-
-    __signature__ = inspect.signature(torch.distributed.P2POp)
-
-    def __new__(cls, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: D102 - torch's
-        return super().__new__(cls, _torchs_own(op), *args, **kwargs)
-
-    def __init__(self, op: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        super().__init__(_torchs_own(op), *args, **kwargs)
-
-
-def _torchs_own(op: Callable[..., Any]) -> Callable[..., Any]:
-    return getattr(op, "__wrapped__", op) if op in FUNCTIONS.values() else op
+from perfgate.comm.torch_calls import TorchCalls
 
 
 def configure(
@@ -135,6 +61,20 @@ def get_comm_operation_count() -> int:
     return comms_logger.get_total_operations()
 
 
+def get_logged_comm_ops() -> list[str]:
+    """Return the names that this rank logged."""
+    return comms_logger.get_operation_names()
+
+
+def log_torch_calls() -> TorchCalls:
+    """Let calls of torch.distributed's own functions pass the logger as well.
+
+    What is called through ``perfgate.comm`` is still logged once. Keep what this returns to end
+    it with ``remove()``, or use it in a ``with``.
+    """
+    return TorchCalls()
+
+
 PUBLIC: Mapping[str, Any] = MappingProxyType(
     {
         **FUNCTIONS,
@@ -146,6 +86,8 @@ PUBLIC: Mapping[str, Any] = MappingProxyType(
         "reset_log": reset_log,
         "has_comm_data": has_comm_data,
         "get_comm_operation_count": get_comm_operation_count,
+        "get_logged_comm_ops": get_logged_comm_ops,
+        "log_torch_calls": log_torch_calls,
         "trim_mean": trim_mean,
         "write_csv": write_csv,
         "write_json": write_json,

@@ -67,6 +67,8 @@ def logged(
     Nothing is looked at before torch has accepted the arguments, so that what is wrong with
     them is said by torch.
     """
+    if getattr(function, "passes_logger", False):  # torch's own name for it is logged too
+        function = function.__wrapped__  # type: ignore[attr-defined]
     if not target.collective:
         function = partial(point_to_point, target.group(arguments), function)
     selector = None if prof else log_name or target.name
@@ -78,7 +80,7 @@ def logged(
     result = function(*arguments)
     leave_ns = monotonic_ns()
     group = target.group(arguments)
-    if group is GroupMember.NON_GROUP_MEMBER:
+    if group == GroupMember.NON_GROUP_MEMBER:
         return result
     world_size = group.size()
     size_bytes = target.size(arguments, world_size)

@@ -38,7 +38,7 @@ class CommsLogger:
     """
 
     def __init__(self, place: Callable[[], tuple[int, int]] = lambda: (0, 1)) -> None:
-        self.enabled = False
+        self.armed = False  # enabled, for reading at every call
         self.verbose = False
         self.debug = False
         self.records = Records()
@@ -50,6 +50,16 @@ class CommsLogger:
         self._pending: deque[Pending] = deque()
 
     # switches
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is logged at all."""
+        return self.armed
+
+    @enabled.setter
+    def enabled(self, on: bool) -> None:
+        with self._lock:
+            self.armed = on
 
     @property
     def prof_all(self) -> bool:
@@ -87,7 +97,7 @@ class CommsLogger:
         with self._lock:
             self._select(read.prof_all, frozenset(read.prof_ops))
             self.verbose, self.debug = read.verbose, read.debug
-            self.enabled = read.enabled
+            self.armed = read.enabled
 
     def start_profiling_comms(self) -> None:
         """Log all ops from now on, if the logger is enabled."""
@@ -116,14 +126,14 @@ class CommsLogger:
 
     def selects(self, name: str) -> bool:
         """Whether calls of this op or log_name are logged."""
-        return self.enabled and (name in self._exceptions) is not self._all
+        return self.armed and (name in self._exceptions) is not self._all
 
     @property
     def config(self) -> CommsConfig:
         """The present state of all switches."""
         with self._lock:
             return CommsConfig(
-                enabled=self.enabled,
+                enabled=self.armed,
                 verbose=self.verbose,
                 debug=self.debug,
                 prof_all=self._all,
@@ -152,7 +162,7 @@ class CommsLogger:
         The rest is as in :data:`~perfgate.comm.records.RECORD`. Returns the record's index.
         """
         with self._lock:
-            if records is not self.records or not self.enabled:
+            if records is not self.records or not self.armed:
                 return None
             if selector is not None and (selector in self._exceptions) is self._all:
                 return None
@@ -227,7 +237,10 @@ class CommsLogger:
 
     def get_operation_names(self) -> list[str]:
         """Return the names that were logged, in the order of their first call."""
-        return list(dict.fromkeys(key.name for key in self.snapshot().keys))
+        self._settle(block=True)
+        with self._lock:
+            keys = self.records.view().keys
+        return list(dict.fromkeys(key.name for key in keys))
 
     def get_total_operations(self) -> int:
         """Return how many calls were logged."""

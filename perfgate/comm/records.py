@@ -38,6 +38,7 @@ _WAIT_OFFSET = 24
 _CHUNK_RECORDS = 4096
 _KEY_BITS = 16
 _LAST_KEY = (1 << _KEY_BITS) - 1
+_LAST_SEQUENCE = 2**32 - 1
 _MOST_ENQUEUE_MS = 65504.0  # the largest float16
 
 
@@ -105,7 +106,7 @@ class Records:
             enqueue_ms = _MOST_ENQUEUE_MS
         _PACK.pack_into(
             self._chunks[-1], place * _PACK.size, enter_ns, size_bytes << _KEY_BITS | key_id,
-            sequence, latency_s, wait_s, enqueue_ms,
+            sequence & _LAST_SEQUENCE, latency_s, wait_s, enqueue_ms,
         )  # fmt: skip
         self._count = index + 1
         return index

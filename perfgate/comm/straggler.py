@@ -12,7 +12,7 @@ logged the same calls. Point-to-point calls have no such number and are left out
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,15 +34,23 @@ _CALL = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class RankCalls:
-    """What one rank logged. Ranks of equal ``host`` share a clock."""
+    """What one rank logged.
+
+    :param host: ranks of equal host share a clock.
+    :param members: the ranks of a group by its name; groups of different ranks may have one name.
+    """
 
     rank: int
     host: str
     snapshot: Snapshot
+    members: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 Kind = tuple[str, int]
 """Name and size in bytes of a row."""
+
+Group = tuple[str, int, tuple[int, ...]]
+"""Name, size and, where they are known, ranks of a group."""
 
 
 def analyse(ranks: Sequence[RankCalls]) -> dict[str, dict[int, dict[str, Any]]]:
@@ -56,13 +64,13 @@ def analyse(ranks: Sequence[RankCalls]) -> dict[str, dict[int, dict[str, Any]]]:
     ``unmatched`` counts calls that not every rank of the group logged.
     """
     kinds: dict[Kind, int] = {}
-    groups: dict[tuple[str, int], list[NDArray[np.void]]] = {}
+    groups: dict[Group, list[NDArray[np.void]]] = {}
     for calls in ranks:
         for group, part in _by_group(calls, kinds):
             groups.setdefault(group, []).append(part)
     matched: dict[int, list[NDArray[np.void]]] = {}
     unmatched = dict.fromkeys(range(len(kinds)), 0)
-    for (_, world_size), parts in groups.items():
+    for (_, world_size, _), parts in groups.items():
         _match(np.concatenate(parts), world_size, matched, unmatched)
     hosts = {calls.rank: calls.host for calls in ranks}
     analysis: dict[str, dict[int, dict[str, Any]]] = {}
@@ -75,21 +83,20 @@ def analyse(ranks: Sequence[RankCalls]) -> dict[str, dict[int, dict[str, Any]]]:
     return {name: dict(sorted(sizes.items())) for name, sizes in analysis.items()}
 
 
-def _by_group(
-    calls: RankCalls, kinds: dict[Kind, int]
-) -> Iterator[tuple[tuple[str, int], NDArray[np.void]]]:
+def _by_group(calls: RankCalls, kinds: dict[Kind, int]) -> Iterator[tuple[Group, NDArray[np.void]]]:
     rows = calls.snapshot.rows
     size_keys, inverse = np.unique(rows["size_key"], return_inverse=True)
     made = np.empty(len(rows), _CALL)
     made["rank"] = calls.rank
-    for field in ("sequence", "enter_ns", "latency_s"):
-        made[field] = rows[field]
-    groups: dict[tuple[str, int], list[int]] = {}
+    for column in ("sequence", "enter_ns", "latency_s"):
+        made[column] = rows[column]
+    groups: dict[Group, list[int]] = {}
     numbers = np.empty(len(size_keys), np.int64)
     for place, size_key in enumerate(size_keys.tolist()):
         key, size_bytes = calls.snapshot.key_and_size(size_key)
         numbers[place] = kinds.setdefault((key.name, size_bytes), len(kinds))
-        groups.setdefault((key.group, key.world_size), []).append(place)
+        members = calls.members.get(key.group, ())
+        groups.setdefault((key.group, key.world_size, members), []).append(place)
     made["kind"] = numbers[inverse]
     for group, places in groups.items():
         part = made[np.isin(inverse, places) & (made["sequence"] > 0)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable
@@ -80,7 +81,8 @@ class LoggedWork(Work):
         self._span = span
         self._open = [True]  # emptied by whoever first sees the end; pop is atomic
         if notified:
-            work.get_future().add_done_callback(_closer(self._open, span))
+            with contextlib.suppress(RuntimeError):  # a backend without futures
+                work.get_future().add_done_callback(_closer(self._open, span))
 
     def wait(self, *args: Any, **kwargs: Any) -> bool:
         """Wait as torch's handle does, and log how long that took."""
@@ -101,12 +103,15 @@ class LoggedWork(Work):
 
 def _closer(open_: list[bool], span: Span) -> Callable[..., None]:
     # Not a method: a future's callback must not keep the handle alive.
-    def close(_future: object = None) -> None:
+    def close(future: Any = None) -> None:
+        now_ns = monotonic_ns()
         try:
             open_.pop()
-        except IndexError:
+            if future is not None:
+                future.value()
+        except (IndexError, RuntimeError):  # seen before, or failed
             return
-        span.done(monotonic_ns())
+        span.done(now_ns)
 
     return close
 
