@@ -64,9 +64,8 @@ def test_a_blocking_call_on_a_cpu_takes_longer_the_more_it_moves(tmp_path):
 
 
 def test_asynchronous_calls_split_into_entering_and_waiting(tmp_path):
-    _, [row] = recorded(tmp_path, "--size", "16MiB", "--all-reduce", "--async-op")
-    assert 0 < row["enqueue_s"] < row["time_s"]["p50"]
-    assert 0 < row["wait_s"] < row["time_s"]["max"]
+    _, [row] = recorded(tmp_path, "--size", "64MiB", "--all-reduce", "--async-op")
+    assert 0 < row["enqueue_s"] < row["wait_s"] < row["time_s"]["max"]
 
 
 def test_both_conventions_are_recorded_by_name(tmp_path):

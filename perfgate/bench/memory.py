@@ -116,7 +116,7 @@ def _bind(
 ) -> BoundOp | _Lacking:
     try:
         return op.bind(size_bytes, dtype, device, **how)
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except (torch.cuda.OutOfMemoryError, MemoryError) as error:
         return _Lacking(error)
     except RuntimeError as error:
         if "allocate memory" not in str(error):
