@@ -70,6 +70,33 @@ class ReduceGroup:
         """The dtype in which the owner divides: the widest of what travels and what is kept."""
         return torch.promote_types(wide(self.comm_dtype), self.owned.dtype)
 
+    def description(self) -> list[str]:
+        """Return what all ranks of the group must have in common, one line a parameter."""
+        return [
+            f"{name!r} of shape {tuple(shape)}, {param.dtype} sent as {self.comm_dtype}"
+            for name, shape, param in zip(self.names, self.shapes, self.params, strict=True)
+        ]
+
+    def check_gradient(self, param: int) -> None:
+        """Check that a parameter's gradient can be packed.
+
+        :raises UsageError: when it is missing, sparse, or has not the shape that the parameter
+            had when the layout was made.
+        """
+        gradient, shape = self.params[param].grad, self.shapes[param]
+        if gradient is None:
+            raise UsageError(f"parameter {self.names[param]!r} is ready and has no gradient")
+        if gradient.is_sparse:
+            raise UsageError(
+                f"the gradient of {self.names[param]!r} is sparse; only dense ones are reduced"
+            )
+        if gradient.shape != shape:
+            raise UsageError(
+                f"the gradient of {self.names[param]!r} has shape {tuple(gradient.shape)}; its "
+                f"parameter had {tuple(shape)} when the layout was made. Make a new reducer when "
+                "parameters change"
+            )
+
     def global_rank(self, rank: int) -> int:
         """Return the global rank of a rank of the process group."""
         if self.process_group is None:

@@ -20,6 +20,9 @@ from perfgate.zero.pipeline import Pipeline
 from perfgate.zero.reducer import AUTO, Strategy, strategy_named
 from perfgate.zero.slot import Slot
 
+Key = tuple[int, int]
+"""A parameter: its group, and its place in that."""
+
 
 class GradientReducer:
     """Brings each rank the reduced gradient of its partition; stages 1 and 2 of ZeRO.
@@ -77,8 +80,8 @@ class GradientReducer:
         )
         self._pipeline.plan(self._keys[::-1])
         self._order_known = False
-        self._arrived: dict[tuple[int, int], None] = {}
-        self._sums: dict[tuple[int, int], torch.Tensor] = {}
+        self._arrived: dict[Key, None] = {}
+        self._sums: dict[Key, torch.Tensor] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._micro_batch = 0
 
@@ -127,10 +130,10 @@ class GradientReducer:
         self._hook(self._by_name[name], None)
 
     @functools.cached_property
-    def _by_name(self) -> dict[str, tuple[int, int]]:
+    def _by_name(self) -> dict[str, Key]:
         return {self._name(key): key for key in self._keys}
 
-    def _hook(self, key: tuple[int, int], _: torch.Tensor | None) -> None:
+    def _hook(self, key: Key, _: torch.Tensor | None) -> None:
         self._check(key)
         if self.reducing and not self._arrived:
             self._begin()
@@ -143,7 +146,7 @@ class GradientReducer:
     def _begin(self) -> None:
         self._pipeline.begin(add=self.config.stage == 2 and self._micro_batch > 0)
 
-    def _reduce_rest(self, absent: list[tuple[int, int]]) -> None:
+    def _reduce_rest(self, absent: list[Key]) -> None:
         if not self._arrived:
             self._begin()
         for key in absent:
@@ -155,10 +158,11 @@ class GradientReducer:
             self._pipeline.plan(self._first_rank_order([*self._arrived, *absent]))
             self._order_known = True
 
-    def _first_rank_order(self, order: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    def _first_rank_order(self, order: list[Key]) -> list[Key]:
         """Return the first rank's ``order``: ranks must send the same buckets."""
         group = self.topology.group
-        places = torch.tensor([self._keys.index(key) for key in order], device=self._device)
+        place_of = {key: place for place, key in enumerate(self._keys)}
+        places = torch.tensor([place_of[key] for key in order], device=self._device)
         first = 0 if group is None else dist.get_global_rank(group, 0)
         self._comm.broadcast(places, first, group=group)
         return [self._keys[place] for place in places.tolist()]
@@ -171,7 +175,7 @@ class GradientReducer:
             parameter.grad = None
         return gradient
 
-    def _add_locally(self, key: tuple[int, int]) -> None:
+    def _add_locally(self, key: Key) -> None:
         param, dtype = self._param(key), self.groups[key[0]].local_dtype
         gradient, param.grad = param.grad, None
         assert gradient is not None  # checked as it arrived
@@ -180,34 +184,24 @@ class GradientReducer:
         else:
             self._sums[key] = gradient.to(dtype)
 
-    def _check(self, key: tuple[int, int]) -> None:
-        gradient, shape = self._param(key).grad, self.groups[key[0]].shapes[key[1]]
-        if gradient is None:
-            raise UsageError(f"parameter {self._name(key)!r} is ready and has no gradient")
-        if gradient.is_sparse:
-            name = self._name(key)
-            raise UsageError(f"the gradient of {name!r} is sparse; only dense ones are reduced")
-        if gradient.shape != shape:
-            raise UsageError(
-                f"the gradient of {self._name(key)!r} has shape {tuple(gradient.shape)}; its "
-                f"parameter had {tuple(shape)} when the layout was made. Make a new reducer when "
-                "parameters change"
-            )
+    def _check(self, key: Key) -> None:
+        group, param = key
+        self.groups[group].check_gradient(param)
         if key in self._arrived:
             raise UsageError(
                 f"the gradient of {self._name(key)!r} became ready twice in one micro-batch; call "
                 "end_micro_batch() after every backward()"
             )
 
-    def _refuse_unused(self, absent: list[tuple[int, int]]) -> None:
+    def _refuse_unused(self, absent: list[Key]) -> None:
         if absent and not self.config.ignore_unused_parameters:
             names = ", ".join(self._name(key) for key in absent)
             raise UsageError(f"no gradient for {names}, and ignore_unused_parameters is off")
 
-    def _param(self, key: tuple[int, int]) -> torch.nn.Parameter:
+    def _param(self, key: Key) -> torch.nn.Parameter:
         return self.groups[key[0]].params[key[1]]
 
-    def _name(self, key: tuple[int, int]) -> str:
+    def _name(self, key: Key) -> str:
         return self.groups[key[0]].names[key[1]]
 
     def _strategy(self, chosen: str | Strategy) -> Strategy:
@@ -230,9 +224,5 @@ class GradientReducer:
         lines = [f"strategy {name}", f"{self.micro_batches} micro-batches a step"]
         lines += [f"{key}={value!r}" for key, value in self.config.model_dump().items()]
         for number, group in enumerate(self.groups):
-            lines += [
-                f"group {number}: {name!r} of shape {tuple(shape)}, {param.dtype} sent as "
-                f"{group.comm_dtype}"
-                for name, shape, param in zip(group.names, group.shapes, group.params, strict=True)
-            ]
+            lines += [f"group {number}: {param}" for param in group.description()]
         return lines

@@ -265,7 +265,6 @@ def strategy_named(name: str) -> Strategy:
     :raises UsageError: when there is none.
     """
     if name not in STRATEGIES:
-        raise UsageError(
-            f"strategy {name!r} is not known; choose {', '.join(STRATEGIES)} or {AUTO}"
-        )
+        known = ", ".join([*STRATEGIES, AUTO])
+        raise UsageError(f"strategy {name!r} is not known; choose one of {known}")
     return STRATEGIES[name]()

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 _HERE = str(Path(__file__).parent)
 _COMMON = {
@@ -15,6 +15,11 @@ _COMMON = {
 }
 settings.register_profile("default", max_examples=15, derandomize=True, **_COMMON)
 settings.register_profile("thorough", max_examples=500, **_COMMON)
+settings.register_profile(
+    "first-failure",
+    settings.get_profile("default"),
+    phases=[Phase.explicit, Phase.generate],  # where that a test fails says enough
+)
 
 
 def _call(folder, payload):
