@@ -132,7 +132,9 @@ class LastingWorld:
 
     def output(self, rank: int) -> str:
         """Return what a rank of the world that ran last has written since this was last asked."""
-        return self._world.output(rank) if self._world is not None else ""
+        if self._world is None or rank >= self._world.spec.size:  # a smaller world ran before
+            return ""
+        return self._world.output(rank)
 
     def close(self) -> None:
         """Leave the ranks to the next test; :meth:`Worlds.close` ends them."""
