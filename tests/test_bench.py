@@ -68,6 +68,18 @@ def test_asynchronous_calls_split_into_entering_and_waiting(tmp_path):
     assert 0 < row["enqueue_s"] < row["wait_s"] < row["time_s"]["max"]
 
 
+def test_calls_that_take_long_are_fewer_unless_their_number_is_given(tmp_path, monkeypatch):
+    monkeypatch.setattr("perfgate.bench.arguments.ROW_S", 0.2)
+    path = tmp_path / "rows.json"
+    sizes = ["--size", "64", "--size", "64MiB", "--all-reduce", "--json", str(path)]
+    assert main(["bench", *sizes]) == 0
+    small, large = (row["calls"] for row in json.loads(path.read_text())["rows"])
+    assert large < 50
+    assert large <= small <= 50
+    assert main(["bench", *sizes, "--trials", "7"]) == 0
+    assert [row["calls"] for row in json.loads(path.read_text())["rows"]] == [7, 7]
+
+
 def test_both_conventions_are_recorded_by_name(tmp_path):
     options = ["--size", "4KiB", "--all-gather", "--all-reduce", "--ranks", "4"]
     _, (gather, reduce) = recorded(tmp_path, *options)

@@ -12,6 +12,7 @@ from perfgate.errors import UsageError
 from perfgate.model import BACKENDS, DEVICES, PROVIDERS
 from perfgate.units import parse_size
 
+TRIALS, ROW_S = 50, 20.0
 FLAGS = {
     "all-reduce": "all_reduce",
     "all-gather": "all_gather_into_tensor",
@@ -39,7 +40,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--scan", action="store_true", help="scan sizes from 2 to 2^MAXSIZE elements")
     add("--raw", action="store_true", help="plain numbers: bytes, microseconds, rates")
-    add("--trials", type=int, default=50, metavar="N", help="timed calls (default: 50)")
+    add("--trials", type=int, metavar="N", help=f"timed calls (default: {TRIALS}, or as many as "
+        f"fit into {ROW_S:g} s a row)")  # fmt: skip
     add("--warmups", type=int, default=5, metavar="N", help="calls before them (default: 5)")
     add("--maxsize", type=int, default=24, metavar="P", help="largest scanned message, 2^P "
         "elements, included (default: 24)")  # fmt: skip
@@ -92,8 +94,9 @@ def read(args: argparse.Namespace) -> Sweep:
     :raises UsageError: for an option that cannot be.
     """
     for name, least in (("trials", 1), ("warmups", 0), ("maxsize", 1), ("ranks", 1), ("groups", 1)):
-        if getattr(args, name) < least:
-            raise UsageError(f"--{name} is {getattr(args, name)}; it must be {least} or more")
+        value = getattr(args, name)
+        if value is not None and value < least:
+            raise UsageError(f"--{name} is {value}; it must be {least} or more")
     if not 0 < args.mem_factor <= 1:
         raise UsageError(f"--mem-factor is {args.mem_factor:g}; it must lie above 0 and up to 1")
     if args.link_gbps is not None and not args.link_gbps > 0:
@@ -114,7 +117,8 @@ def read(args: argparse.Namespace) -> Sweep:
         provider=args.dist,
         device=args.device,
         placement="in_place" if args.in_place else "out_of_place",
-        trials=args.trials,
+        trials=args.trials or TRIALS,
+        row_s=ROW_S if args.trials is None else None,
         warmups=args.warmups,
         asynchronous=args.async_op,
         groups=args.groups,

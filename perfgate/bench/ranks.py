@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from perfgate.errors import UsageError
 _COPY_BYTES = 2**26
 _TICKS = 200
 _SHOWN = 8
+_LEAST_TRIALS = 3
 
 
 class BoundArm(Arm):
@@ -55,7 +57,7 @@ def measure(request: Request) -> Sample:
     except UsageError as error:
         return Sample(skipped=str(error))
     take = _asynchronous if request.asynchronous else _synchronous
-    return take(bound, request)
+    return take(bound, _fitted(bound, request, 1))
 
 
 def _bind(request: Request, group: Any) -> BoundOp:
@@ -69,6 +71,23 @@ def _bind(request: Request, group: Any) -> BoundOp:
         group=group,
         placement=request.placement,
     )
+
+
+def _fitted(bound: BoundOp, request: Request, loops: int) -> Request:
+    """Cut the calls down to the time that the row may take, the same on every rank. Collective."""
+    if request.row_s is None:
+        return request
+    started = time.monotonic()
+    bound.fill(0)
+    bound.run()
+    bound.check(0)
+    turn_s = torch.tensor([time.monotonic() - started], dtype=torch.float64)
+    turn_s = turn_s.to(request.device) if dist.get_backend() == "nccl" else turn_s
+    dist.all_reduce(turn_s, op=dist.ReduceOp.MAX)
+    fitting = int(request.row_s / loops / max(turn_s.item(), 1e-9))
+    warmups = min(request.warmups, max(1, fitting // 10))
+    trials = min(request.trials, max(_LEAST_TRIALS, fitting - warmups))
+    return replace(request, warmups=warmups, trials=trials)
 
 
 def _synchronous(bound: BoundOp, request: Request) -> Sample:
@@ -137,6 +156,7 @@ def share(request: Request) -> Shared | Sample:
         bound = _bind(request, groups[mine][1])
     except UsageError as error:
         return Sample(skipped=str(error))
+    request = _fitted(bound, request, len(groups) + 1)
     problems: list[str | None] = []
     alone_ns = np.empty((0, 2), dtype=np.int64)
     for turn in range(len(groups)):

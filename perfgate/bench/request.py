@@ -18,6 +18,8 @@ class Request:
 
     :param size_bytes: nccl-tests' size.
     :param placement: ``in_place`` or ``out_of_place``; None takes the op's usual form.
+    :param row_s: take fewer trials and warm-ups, at least three and one, where all would take
+        longer than this; None takes all.
     :param asynchronous: call with ``async_op``, and tell entering from waiting.
     :param groups: cut the world into so many groups of equal size; 1 is the world itself.
     :param strided: whether a group takes every ``groups``-th rank rather than neighbours.
@@ -33,6 +35,7 @@ class Request:
     placement: str | None = None
     trials: int = 50
     warmups: int = 5
+    row_s: float | None = None
     asynchronous: bool = False
     groups: int = 1
     strided: bool = False

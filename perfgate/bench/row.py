@@ -83,6 +83,7 @@ class Row:
             **asdict(self.request),
             "world_size": self.world_size,
             "elements": size // self.itemsize,
+            "calls": len(self.times_s),
             "time_s": self.percentiles_s,
             "enqueue_s": self.enqueue_s,
             "wait_s": self.wait_s,

@@ -95,7 +95,9 @@ class Table:
             return "-"
         if self.raw:
             return f"{seconds * 1e6:.3f}"
-        return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.3f} ms"
+        if seconds < 1e-3:
+            return f"{seconds * 1e6:.1f} us"
+        return f"{seconds * 1e3:.3f} ms" if seconds < 1 else f"{seconds:.3f} s"
 
 
 def check_writable(path: Path | None) -> None:
