@@ -4,13 +4,16 @@ Launches and sessions are drawn as the gate supposes them: normal in log time. R
 replayed in ``benchmarks/gate``.
 """
 
+import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from perfgate.gate.decide import confirm, decide, needs_confirmation
 from perfgate.gate.noise import SESSIONS
+from perfgate.gate.schema import parse
 from perfgate.model import Baseline, Case, Launch, Measurement, Outcome, Policy, Session, WorldSpec
 
 TAU = math.sqrt(SESSIONS.variance)
@@ -116,3 +119,34 @@ def test_the_interval_covers_the_planted_change():
         verdict = decide(draws.measured(head), baseline, policy)
         covered += math.log1p(verdict.lower) < change < math.log1p(verdict.upper)
     assert 0.93 <= covered / runs <= 0.985
+
+
+def recorded():
+    content = parse((Path(__file__).parent / "data" / "sessions.json").read_text(), "sessions.json")
+    count = len(next(iter(content.cases.values())).sessions)
+    return [
+        {name: case.sessions[k].session() for name, case in content.cases.items()}
+        for k in range(count)
+    ]
+
+
+@pytest.mark.parametrize(("knowing", "least", "most"), [(True, 0.0, 0.01), (False, 0.1, 1.0)])
+def test_sessions_of_the_same_code_in_any_weather_are_no_regression(knowing, least, most):
+    """Real sessions, idle and busy: without the weather one run in five would fail."""
+    runs = failed = 0
+    for head, base in list(itertools.permutations(recorded(), 2))[::2]:
+        outcomes = set()
+        for name, session in head.items():
+            case = Case(test=name, op=name, world=WorldSpec())
+            measurement = Measurement(
+                case=case,
+                environment="recorded",
+                launches=session.launches,
+                others_share=session.others_share,
+            )
+            stored = Baseline(case_id=case.id, environment="recorded", sessions=(base[name],))
+            policy = Policy(alpha=0.01 / len(head))
+            outcomes.add(decide(measurement, stored, policy, feels_weather=knowing).outcome)
+        runs += 1
+        failed += Outcome.REGRESSION in outcomes
+    assert least <= failed / runs <= most
