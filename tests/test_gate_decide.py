@@ -174,6 +174,12 @@ def test_equal_values_are_no_proof_of_certainty(stored):
     assert decide(measured([3e-4] * 8), baseline([3e-4] * 8), POLICY).outcome is Outcome.PASS
 
 
+def test_two_launches_that_agree_by_luck_promise_less_than_many():
+    few = decide(measured([3e-4] * 2), baseline([3e-4] * 2), POLICY)
+    many = decide(measured([3e-4] * 64), baseline([3e-4] * 64), POLICY)
+    assert few.mde > 1.2 * many.mde
+
+
 @pytest.mark.parametrize("scale", [5e-324, 1e-300, 1e-9, 1e4, 1e300])
 def test_times_at_the_ends_of_the_range_give_finite_verdicts(scale):
     times_s = np.full(8, scale)
