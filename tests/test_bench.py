@@ -173,6 +173,16 @@ def test_a_message_beyond_the_memory_is_refused_on_all_ranks_and_the_rest_goes_o
     assert small["valid"]
 
 
+def test_rows_are_kept_when_a_later_one_does_not_end(tmp_path, capsys):
+    path = tmp_path / "rows.json"
+    sizes = ["--size", "64", "--size", "256MiB", "--all-reduce", "--trials", "50"]
+    assert main(["bench", *sizes, "--deadline", "3", "--json", str(path)]) == 2
+    [row] = json.loads(path.read_text())["rows"]
+    assert row["valid"]
+    assert row["size_bytes"] == 64
+    assert "perfgate bench: " in capsys.readouterr().err
+
+
 def test_one_size_is_taken_from_the_free_memory(tmp_path):
     options = ["--mem-factor", "0.0002", "--trials", "1", "--warmups", "0"]
     status, rows = recorded(tmp_path, *options, "--all-reduce", "--all-to-all")
