@@ -43,8 +43,8 @@ class Call:
             return lambda arguments, world_size: tensor_bytes(arguments[at]) * world_size
         places = tuple(parameters.index(name) for name in self.moves)
         if len(places) == 1:
-            (only,) = places
-            return lambda arguments, _: tensor_bytes(arguments[only])
+            (at,) = places
+            return lambda arguments, _: tensor_bytes(arguments[at])
         return lambda arguments, _: max((tensor_bytes(arguments[i]) for i in places), default=0)
 
 
@@ -52,7 +52,8 @@ def tensor_bytes(value: Any) -> int:
     """Return the bytes of a tensor, or of all tensors in nested lists; nothing holds none."""
     if isinstance(value, (list, tuple)):
         return sum(tensor_bytes(part) for part in value)
-    return 0 if value is None else value.numel() * value.element_size()
+    size: int = value.numel() * value.element_size()
+    return size
 
 
 def _batch_bytes(arguments: Sequence[Any], _: int) -> int:

@@ -15,6 +15,7 @@ from torch.distributed import GroupMember, ProcessGroup, distributed_c10d
 
 from perfgate.comm.calls import COALESCED, POINT_TO_POINT_BATCH
 from perfgate.comm.device import DeviceCall, begin_if_on_gpu
+from perfgate.comm.logger import DECIDED
 from perfgate.comm.process import comms_logger
 from perfgate.comm.records import Records
 from perfgate.comm.sequence import collective_number
@@ -58,7 +59,7 @@ def join_batch(
         batch.op = COALESCED.get(op, op)
         batch.name = name or batch.op
         batch.selector = selector
-        batch.device = begin_if_on_gpu(arguments, comms_logger.later)
+        batch.device = begin_if_on_gpu(arguments, batch.records, selector)
     batch.sizes_bytes.append(size_bytes)
 
 
@@ -89,8 +90,9 @@ def _log(batch: Batch, group: ProcessGroup, manager: Any, enter_ns: int) -> None
     leave_ns = monotonic_ns()
     collective = batch.op != POINT_TO_POINT_BATCH
     key = (batch.name, batch.op, group.group_name, group.size(), batch.device is not None)
+    selector = batch.selector if batch.device is None else DECIDED
     write = partial(
-        comms_logger.add, batch.records, batch.selector, key, sum(batch.sizes_bytes), enter_ns,
+        comms_logger.add, batch.records, selector, key, sum(batch.sizes_bytes), enter_ns,
         collective_number(group) if collective else 0,
     )  # fmt: skip
     handles = [work for work in manager.works if work is not None]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+
+from perfgate.comm.process import comms_logger
+from perfgate.comm.records import Records
 
 
 class DeviceCall:
@@ -46,13 +50,20 @@ class DeviceCall:
 
 
 def begin_if_on_gpu(
-    arguments: tuple[Any, ...], later: Callable[[DeviceCall], None]
+    arguments: tuple[Any, ...], records: Records, selector: str | None
 ) -> DeviceCall | None:
-    """Return a begun :class:`DeviceCall` where the first tensor lies on a GPU."""
+    """Return a begun :class:`DeviceCall` where the first tensor lies on a GPU.
+
+    :param records: see :meth:`perfgate.comm.logger.CommsLogger.later`, which keeps the call.
+    """
     for value in arguments:
         while isinstance(value, (list, tuple)) and value:
             value = value[0]
         value = getattr(value, "tensor", value)
         if isinstance(value, torch.Tensor):
-            return DeviceCall(later) if value.is_cuda else None
+            return (
+                DeviceCall(partial(comms_logger.later, records, selector))
+                if value.is_cuda
+                else None
+            )
     return None

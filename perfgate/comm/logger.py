@@ -17,6 +17,9 @@ from perfgate.comm.configuration import CommsConfig, op_names, read_config
 from perfgate.comm.records import Key, PlainKey, Records, Snapshot
 from perfgate.comm.summary import raw_data, readable_size, rows
 
+DECIDED = "\0"
+"""The selector of a call that was found to be wanted when it returned, and is read later."""
+
 
 class Pending(Protocol):
     """A call whose time a device holds, to be read later."""
@@ -157,14 +160,13 @@ class CommsLogger:
         """Log a call that is done, unless it was stopped or reset while it ran.
 
         :param records: what :attr:`records` was when the call began.
-        :param selector: the op or log_name that must still be selected; None for ``prof=True``.
+        :param selector: the op or log_name that must still be selected; None for ``prof=True``,
+            :data:`DECIDED` for a call that passed :meth:`later`.
 
         The rest is as in :data:`~perfgate.comm.records.RECORD`. Returns the record's index.
         """
         with self._lock:
-            if records is not self.records or not self.armed:
-                return None
-            if selector is not None and (selector in self._exceptions) is self._all:
+            if not self._wants(records, selector):
                 return None
             index = records.append(
                 key, size_bytes, enter_ns, sequence, latency_s, enqueue_s, wait_s
@@ -187,9 +189,22 @@ class CommsLogger:
         with self._lock:
             self.records.append(key, msg_size, 0, 0, latency / 1e3)
 
-    def later(self, pending: Pending) -> None:
-        """Keep a call whose time is read when somebody asks, or once it is known anyway."""
-        self._pending.append(pending)
+    def _wants(self, records: Records, selector: str | None) -> bool:
+        if records is not self.records:
+            return False
+        if selector == DECIDED:
+            return True
+        return self.armed and (selector is None or (selector in self._exceptions) is not self._all)
+
+    def later(self, records: Records, selector: str | None, pending: Pending) -> None:
+        """Keep a call whose time is read when somebody asks, or once it is known anyway.
+
+        What counts is whether it is wanted now, when the host has returned from it.
+        """
+        with self._lock:
+            if not self._wants(records, selector):
+                return
+            self._pending.append(pending)
         if len(self._pending) % 256 == 0:
             self._settle(block=False)
 

@@ -35,7 +35,10 @@ returned a handle has ``enqueue_ms``, the time until it returned, and once it wa
 _PACK = struct.Struct("<qQIffe")
 _PACK_WAIT = struct.Struct("<f")
 _WAIT_OFFSET = 24
+_pack_into = _PACK.pack_into
+_RECORD_BYTES = _PACK.size
 _CHUNK_RECORDS = 4096
+_CHUNK_BYTES = _CHUNK_RECORDS * _RECORD_BYTES
 _KEY_BITS = 16
 _LAST_KEY = (1 << _KEY_BITS) - 1
 _LAST_SEQUENCE = 2**32 - 1
@@ -72,10 +75,12 @@ class Records:
     Not for several threads: the logger that owns them holds its lock around each method.
     """
 
-    __slots__ = ("_chunks", "_count", "_key_ids", "_keys")
+    __slots__ = ("_chunk", "_chunks", "_count", "_key_ids", "_keys", "_offset")
 
     def __init__(self) -> None:
         self._chunks: list[bytearray] = []
+        self._chunk = bytearray()
+        self._offset = _CHUNK_BYTES  # within the last chunk
         self._count = 0
         self._keys: list[Key] = []
         self._key_ids: dict[PlainKey, int] = {}
@@ -97,24 +102,25 @@ class Records:
         key_id = self._key_ids.get(key)
         if key_id is None:
             key_id = self._intern(key)
-        index = self._count
-        place = index % _CHUNK_RECORDS
-        if place == 0:
-            self._chunks.append(bytearray(_CHUNK_RECORDS * _PACK.size))
+        if self._offset == _CHUNK_BYTES:
+            self._chunk = bytearray(_CHUNK_BYTES)
+            self._chunks.append(self._chunk)
+            self._offset = 0
         enqueue_ms = enqueue_s * 1e3
         if enqueue_ms > _MOST_ENQUEUE_MS:
             enqueue_ms = _MOST_ENQUEUE_MS
-        _PACK.pack_into(
-            self._chunks[-1], place * _PACK.size, enter_ns, size_bytes << _KEY_BITS | key_id,
+        _pack_into(
+            self._chunk, self._offset, enter_ns, size_bytes << _KEY_BITS | key_id,
             sequence & _LAST_SEQUENCE, latency_s, wait_s, enqueue_ms,
         )  # fmt: skip
-        self._count = index + 1
-        return index
+        self._offset += _RECORD_BYTES
+        self._count = count = self._count + 1
+        return count - 1
 
     def set_wait(self, index: int, wait_s: float) -> None:
         """Add to a record how long the wait for it blocked."""
         chunk, place = divmod(index, _CHUNK_RECORDS)
-        _PACK_WAIT.pack_into(self._chunks[chunk], place * _PACK.size + _WAIT_OFFSET, wait_s)
+        _PACK_WAIT.pack_into(self._chunks[chunk], place * _RECORD_BYTES + _WAIT_OFFSET, wait_s)
 
     def _intern(self, key: PlainKey) -> int:
         if len(self._keys) >= _LAST_KEY:
@@ -132,7 +138,7 @@ class Records:
     @property
     def nbytes(self) -> int:
         """Bytes held for records, room for coming ones included."""
-        return len(self._chunks) * _CHUNK_RECORDS * _PACK.size
+        return len(self._chunks) * _CHUNK_BYTES
 
 
 class View(NamedTuple):

@@ -17,10 +17,11 @@ def collective_number(group: ProcessGroup) -> int:
     gloo counts point-to-point calls too, which differ between ranks; those made by
     :func:`point_to_point` are taken off again.
     """
-    number = _counter(group)
-    if _point_to_point:
-        number -= _point_to_point.get(group, 0)
-    return number
+    try:
+        number: int = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
+    except RuntimeError:  # the backend does not count
+        return 0
+    return number - _point_to_point.get(group, 0) if _point_to_point.data else number
 
 
 def point_to_point(
@@ -29,16 +30,9 @@ def point_to_point(
     """Call a point-to-point function, and note what it adds to its group's counter."""
     if not isinstance(group, ProcessGroup):
         return function(*arguments)
-    before = _counter(group)
+    before = collective_number(group)
     result = function(*arguments)
-    added = _counter(group) - before
+    added = collective_number(group) - before
     if added:
         _point_to_point[group] = _point_to_point.get(group, 0) + added
     return result
-
-
-def _counter(group: ProcessGroup) -> int:
-    try:
-        return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
-    except RuntimeError:  # the backend does not count
-        return 0
