@@ -21,7 +21,7 @@ def collective_number(group: ProcessGroup) -> int:
         number: int = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
     except RuntimeError:  # the backend does not count
         return 0
-    return number - _point_to_point.get(group, 0) if _point_to_point.data else number
+    return number - _point_to_point.get(group, 0) if _point_to_point else number
 
 
 def point_to_point(
