@@ -37,6 +37,15 @@ _DEFAULT_OPS = tuple(FLAGS.values())[:5]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    _declare_ds_bench(parser)
+    ops = parser.add_argument_group("ops", "which to run; without any, ds_bench's five")
+    for flag, op in FLAGS.items():
+        ops.add_argument(f"--{flag}", dest="ops", action="append_const", const=op, help=op)
+    ops.add_argument("--all", action="store_true", help="every op")
+    _declare_own(parser.add_argument_group("beyond ds_bench"))
+
+
+def _declare_ds_bench(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--scan", action="store_true", help="scan sizes from 2 to 2^MAXSIZE elements")
     add("--raw", action="store_true", help="plain numbers: bytes, microseconds, rates")
@@ -55,25 +64,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--device", choices=DEVICES, help="where messages lie (default: cuda if there is one)")
     add("--debug", action="store_true", help="show the first values sent and received")
     add("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
-    ops = parser.add_argument_group("ops", "which to run; without any, ds_bench's five")
-    for flag, op in FLAGS.items():
-        ops.add_argument(f"--{flag}", dest="ops", action="append_const", const=op, help=op)
-    ops.add_argument("--all", action="store_true", help="every op")
-    own = parser.add_argument_group("beyond ds_bench")
-    own.add_argument("--ranks", type=int, metavar="N", help="ranks to fork, where no launcher "
-                     "started this process (default: one a GPU, or 2)")  # fmt: skip
-    own.add_argument("--size", action="append", default=[], metavar="SIZE",
-                     help="a size such as 256KiB; may be given several times")  # fmt: skip
-    own.add_argument("--in-place", action="store_true", help="in place, where an op has that form")
-    own.add_argument("--groups", type=int, default=1, metavar="N",
-                     help="cut the ranks into N groups, timed alone and all at once")  # fmt: skip
-    own.add_argument("--strided", action="store_true", help="groups of every N-th rank")
-    own.add_argument("--link-gbps", type=float, metavar="GBPS",
-                     help="what one link carries; a row of more busbw is INVALID")  # fmt: skip
-    own.add_argument("--json", type=Path, metavar="FILE", help="write every figure as JSON")
-    own.add_argument("--csv", type=Path, metavar="FILE", help="write every figure as CSV")
-    own.add_argument("--deadline", type=float, default=600.0, metavar="SECONDS",
-                     help="time that one row may take (default: 600)")  # fmt: skip
+
+
+def _declare_own(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--ranks", type=int, metavar="N", help="ranks to fork, where no launcher started this "
+        "process (default: one a GPU, or 2)")  # fmt: skip
+    add("--size", action="append", default=[], metavar="SIZE",
+        help="a size such as 256KiB; may be given several times")  # fmt: skip
+    add("--in-place", action="store_true", help="in place, where an op has that form")
+    add("--groups", type=int, default=1, metavar="N",
+        help="cut the ranks into N groups, timed alone and all at once")  # fmt: skip
+    add("--strided", action="store_true", help="groups of every N-th rank")
+    add("--link-gbps", type=float, metavar="GBPS",
+        help="what one link carries; a row of more busbw is INVALID")  # fmt: skip
+    add("--json", type=Path, metavar="FILE", help="write every figure as JSON")
+    add("--csv", type=Path, metavar="FILE", help="write every figure as CSV")
+    add("--deadline", type=float, default=600.0, metavar="SECONDS",
+        help="time that one row may take (default: 600)")  # fmt: skip
 
 
 def settle_device(args: argparse.Namespace) -> argparse.Namespace:
@@ -93,6 +101,24 @@ def read(args: argparse.Namespace) -> Sweep:
 
     :raises UsageError: for an option that cannot be.
     """
+    from perfgate.comm.dtypes import parse_dtype
+
+    _check(args)
+    itemsize = parse_dtype(args.dtype).itemsize
+    ops = tuple(FLAGS.values()) if args.all else tuple(args.ops or _DEFAULT_OPS)
+    sizes = [parse_size(text) for text in args.size]
+    if args.scan:
+        sizes = [2**power * itemsize for power in range(1, args.maxsize + 1)]
+    return Sweep(
+        ops=ops,
+        sizes_bytes=tuple(sizes),
+        template=_template(args, ops[0]),
+        mem_factor=args.mem_factor,
+        deadline_s=args.deadline,
+    )
+
+
+def _check(args: argparse.Namespace) -> None:
     for name, least in (("trials", 1), ("warmups", 0), ("maxsize", 1), ("ranks", 1), ("groups", 1)):
         value = getattr(args, name)
         if value is not None and value < least:
@@ -103,17 +129,15 @@ def read(args: argparse.Namespace) -> Sweep:
         raise UsageError(f"--link-gbps is {args.link_gbps:g}; it must be above 0")
     if args.scan and args.size:
         raise UsageError("--scan and --size both say which sizes; give one")
+
+
+def _template(args: argparse.Namespace, op: str) -> Request:
     from perfgate.comm.dtypes import dtype_name, parse_dtype
 
-    dtype = parse_dtype(args.dtype)
-    ops = tuple(FLAGS.values()) if args.all else tuple(args.ops or _DEFAULT_OPS)
-    sizes = [parse_size(text) for text in args.size]
-    if args.scan:
-        sizes = [2**power * dtype.itemsize for power in range(1, args.maxsize + 1)]
-    template = Request(
-        op=ops[0],
+    return Request(
+        op=op,
         size_bytes=0,
-        dtype=dtype_name(dtype),
+        dtype=dtype_name(parse_dtype(args.dtype)),
         provider=args.dist,
         device=args.device,
         placement="in_place" if args.in_place else "out_of_place",
@@ -125,11 +149,4 @@ def read(args: argparse.Namespace) -> Sweep:
         strided=args.strided,
         link_gbps=args.link_gbps,
         debug=args.debug,
-    )
-    return Sweep(
-        ops=ops,
-        sizes_bytes=tuple(sizes),
-        template=template,
-        mem_factor=args.mem_factor,
-        deadline_s=args.deadline,
     )
