@@ -7,9 +7,12 @@ from perfgate.zero.hooks import GradientReducer
 from perfgate.zero.optimizer import Step, ZeroOptimizer
 from perfgate.zero.partition import Layout, Slice
 from perfgate.zero.reducer import STRATEGIES, Exchange, Message, Strategy
+from perfgate.zero.steps import SGD, AdamW
 
 __all__ = [
+    "SGD",
     "STRATEGIES",
+    "AdamW",
     "Exchange",
     "GradientReducer",
     "Layout",

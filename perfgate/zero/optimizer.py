@@ -17,9 +17,10 @@ from perfgate.zero.gather import gather_partitions
 from perfgate.zero.groups import ReduceGroup, Topology
 from perfgate.zero.hooks import GradientReducer
 from perfgate.zero.reducer import Strategy
+from perfgate.zero.steps import PartitionOptimizer
 
-MakeOptimizer = Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
-"""Makes an optimizer of parameter groups, as ``partial(torch.optim.AdamW, lr=1e-3)`` does."""
+MakeOptimizer = Callable[[list[dict[str, Any]]], PartitionOptimizer]
+"""Makes an optimizer of parameter groups: ``partial(AdamW, lr=1e-3)``, torch's or this one's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class ZeroOptimizer:
 
     ::
 
-        optimizer = ZeroOptimizer(model, partial(torch.optim.AdamW, lr=1e-3), ZeroConfig(stage=2))
+        optimizer = ZeroOptimizer(model, partial(AdamW, lr=1e-3), ZeroConfig(stage=2))
         for batch in batches:                  # gradient_accumulation_steps batches a step
             optimizer.backward(loss(model, batch))
             optimizer.step()                   # does nothing until the step's last batch

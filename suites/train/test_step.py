@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
-from perfgate.zero import GradientReducer, ZeroConfig, ZeroOptimizer
+from perfgate.zero import AdamW, GradientReducer, ZeroConfig, ZeroOptimizer
 
 VOCABULARY, WIDTH, LENGTH, SAMPLES, LAYERS = 256, 128, 32, 4, 2
 STRATEGIES = ("all_reduce", "reduce", "reduce_scatter", "exchange")
@@ -70,7 +70,7 @@ class Trainer:
         self.tokens = torch.randint(0, VOCABULARY, shape, generator=generator)
         self.optimizer = ZeroOptimizer(
             self.model,
-            functools.partial(torch.optim.AdamW, lr=1e-4),
+            functools.partial(AdamW, lr=1e-4),
             ZeroConfig(stage=stage, reduce_bucket_size=200_000, overlap_comm=True),
             strategy=strategy,
             comm=comm,

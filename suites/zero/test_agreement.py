@@ -7,7 +7,7 @@ import torch
 from zero_ranks import STRATEGIES
 
 from perfgate.errors import UsageError
-from perfgate.zero import GradientReducer, Layout, Topology, ZeroConfig, ZeroOptimizer
+from perfgate.zero import SGD, GradientReducer, Layout, Topology, ZeroConfig, ZeroOptimizer
 from perfgate.zero.bounds import unit_roundoff
 from perfgate.zero.bucket import plan_buckets
 
@@ -96,7 +96,7 @@ def test_nan_and_overflow_are_seen_by_every_rank(rank, strategy, value, culprit)
     """One element on one rank, owned by one other: no rank may step."""
     linear = torch.nn.Linear(3, 3)
     config = ZeroConfig(stage=2, gradient_clipping=0.0)
-    optimizer = ZeroOptimizer(linear, torch.optim.SGD, config, strategy=strategy)
+    optimizer = ZeroOptimizer(linear, SGD, config, strategy=strategy)
     before = linear.weight.detach().clone()
     x = torch.ones(3)
     if rank.index == culprit:

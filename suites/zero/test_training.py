@@ -7,12 +7,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from perfgate.zero import ZeroConfig, ZeroOptimizer
+from perfgate.zero import SGD, AdamW, ZeroConfig, ZeroOptimizer
 
 VOCABULARY, WIDTH, LENGTH, SAMPLES, STEPS = 11, 16, 8, 4, 12
-OPTIMIZERS = {
+TORCH = {
     "sgd": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
     "adamw": functools.partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1),
+}
+OPTIMIZERS = {
+    "sgd": functools.partial(SGD, lr=0.1, momentum=0.9),
+    "adamw": functools.partial(AdamW, lr=0.01, weight_decay=0.1),
 }
 
 
@@ -114,7 +118,7 @@ def test_a_transformer_reaches_the_loss_of_one_process(rank, optimizer, stage, s
         gradient_clipping=0.0,
     )
     model, losses = train_partitioned(rank, make, config, strategy)
-    _, losses_alone = train_alone(make, rank.size, 2)
+    _, losses_alone = train_alone(TORCH[optimizer], rank.size, 2)
     assert losses[-1] < losses[0] * 0.8
     assert losses == pytest.approx(losses_alone, rel=1e-3)
     assert_replicas_identical(model)
@@ -145,8 +149,8 @@ def test_clipping_is_by_the_norm_of_the_whole_gradient(rank):
     make = OPTIMIZERS["sgd"]
     config = ZeroConfig(stage=2, gradient_clipping=0.05)
     _, losses = train_partitioned(rank, make, config)
-    _, clipped = train_alone(make, rank.size, 1, clip=0.05)
-    _, free = train_alone(make, rank.size, 1)
+    _, clipped = train_alone(TORCH["sgd"], rank.size, 1, clip=0.05)
+    _, free = train_alone(TORCH["sgd"], rank.size, 1)
     assert losses == pytest.approx(clipped, rel=1e-3)
     assert losses != pytest.approx(free, rel=1e-2)
 
@@ -156,7 +160,7 @@ def test_bf16_parameters_are_stepped_in_fp32():
     """Steps too small for bf16 add up in the owner's copy."""
     param = torch.nn.Module()
     param.weight = torch.nn.Parameter(torch.full((6,), 256.0, dtype=torch.bfloat16))
-    make = functools.partial(torch.optim.SGD, lr=0.5)
+    make = functools.partial(SGD, lr=0.5)
     optimizer = ZeroOptimizer(param, make, ZeroConfig(stage=2, gradient_clipping=0.0))
     seen = []
     for _ in range(4):
@@ -167,25 +171,23 @@ def test_bf16_parameters_are_stepped_in_fp32():
 
 
 @pytest.mark.ranks(2)
-def test_parameter_groups_keep_their_options():
+@pytest.mark.parametrize("make", [AdamW, torch.optim.AdamW], ids=["ours", "torch"])
+def test_parameter_groups_keep_their_options(make):
     """Biases without weight decay, on both ranks, as one AdamW of two groups would."""
-    make = functools.partial(torch.optim.AdamW, lr=0.1, weight_decay=0.5)
+    options = {"lr": 0.1, "weight_decay": 0.5}
+    torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
-    dist.broadcast(flat := torch.nn.utils.parameters_to_vector(model.parameters()).detach(), 0)
-    torch.nn.utils.vector_to_parameters(flat, model.parameters())
     alone = copy.deepcopy(model)
     biases = {name for name, _ in model.named_parameters() if name.endswith("bias")}
-    optimizer = ZeroOptimizer(
-        model, make, ZeroConfig(stage=1, gradient_clipping=0.0),
-        options=[(biases, {"weight_decay": 0.0})],
-    )  # fmt: skip
+    config = ZeroConfig(stage=1, gradient_clipping=0.0)
+    undecayed = [(biases, {"weight_decay": 0.0})]
+    optimizer = ZeroOptimizer(model, functools.partial(make, **options), config, options=undecayed)
     named = dict(alone.named_parameters())
-    reference = make(
-        [
-            {"params": [param for name, param in named.items() if name not in biases]},
-            {"params": [named[name] for name in sorted(biases)], "weight_decay": 0.0},
-        ]
-    )
+    groups = [
+        {"params": [param for name, param in named.items() if name not in biases]},
+        {"params": [named[name] for name in sorted(biases)], "weight_decay": 0.0},
+    ]
+    reference = torch.optim.AdamW(groups, **options)
     for _ in range(3):
         optimizer.backward(model(torch.ones(4, 3)).sum())
         optimizer.step()
@@ -194,6 +196,30 @@ def test_parameter_groups_keep_their_options():
         reference.zero_grad()
     for name, param in model.named_parameters():
         torch.testing.assert_close(param, named[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ours", "torchs", "options"),
+    [
+        (SGD, torch.optim.SGD, {"lr": 0.1}),
+        (SGD, torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.2}),
+        (AdamW, torch.optim.AdamW, {"lr": 0.1}),
+        (AdamW, torch.optim.AdamW, {"lr": 0.1, "betas": (0.5, 0.8), "eps": 0.1}),
+    ],
+    ids=["sgd", "momentum", "adamw", "adamw betas"],
+)
+def test_partitions_are_stepped_as_torch_steps(ours, torchs, options):
+    torch.manual_seed(5)
+    one = torch.nn.Parameter(torch.randn(50))
+    two = torch.nn.Parameter(one.detach().clone())
+    here = ours([{"params": [one]}], **options)
+    there = torchs([two], foreach=False, **options)
+    for _ in range(4):
+        one.grad = torch.randn(50)
+        two.grad = one.grad.clone()
+        here.step()
+        there.step()
+        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.ranks(3)

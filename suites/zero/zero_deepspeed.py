@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from perfgate.zero import ZeroConfig, ZeroOptimizer
+from perfgate.zero import SGD, ZeroConfig, ZeroOptimizer
 
 STEPS = 3
 LEARNING_RATE = 0.25
@@ -85,10 +85,11 @@ def train_ours(block: dict[str, Any]) -> list[torch.Tensor]:
     """Train with this project; return the parameters."""
     model = perceptron()
 
-    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        return torch.optim.SGD(groups, lr=LEARNING_RATE)
-
-    optimizer = ZeroOptimizer(model, make, ZeroConfig(**block, gradient_clipping=0.0))
+    optimizer = ZeroOptimizer(
+        model,
+        functools.partial(SGD, lr=LEARNING_RATE),
+        ZeroConfig(**block, gradient_clipping=0.0),
+    )
     for step in range(STEPS):
         optimizer.backward(loss_of(model, step))
         optimizer.step()
