@@ -37,7 +37,8 @@ class Table:
         request = row.request
         form = (request.placement or "").replace("_", " ")
         mode = "asynchronous" if request.asynchronous else "blocking"
-        what = f"{request.op}, {row.world_size} ranks, {request.dtype}, {request.provider}"
+        ranks = "1 rank" if row.world_size == 1 else f"{row.world_size} ranks"
+        what = f"{request.op}, {ranks}, {request.dtype}, {request.provider}"
         heads = self._line(
             "Size (Bytes)", "Description", "Duration", f"Throughput ({self.unit})",
             f"BusBW ({self.unit})", f"algbw ({self.unit})", *self._extra_heads(),
@@ -88,7 +89,8 @@ class Table:
         return " ".join(c.ljust(w) for c, w in zip(cells, widths, strict=False)).rstrip()
 
     def _rate(self, gbps: float) -> str:
-        return f"{gbps * UNITS[self.unit]:.3f}"
+        rate = gbps * UNITS[self.unit]
+        return f"{rate:.3f}" if not rate < 1 else f"{rate:.3g}"
 
     def _duration(self, seconds: float | None) -> str:
         if seconds is None:
