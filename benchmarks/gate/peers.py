@@ -84,3 +84,20 @@ RULES: dict[str, Rule] = {
     "github-action-benchmark 200%": github_action_benchmark,
     "Otava": otava,
 }
+
+Score = Callable[[Calls, Calls], float]
+
+
+def _ratio_of(figure: Callable[[npt.NDArray[np.float64]], float]) -> Score:
+    def score(base: Calls, head: Calls) -> float:
+        return figure(np.concatenate(head)) / figure(np.concatenate(base))
+
+    return score
+
+
+SCORES: dict[str, Score] = {
+    "mean": _ratio_of(lambda calls: float(calls.mean())),
+    "median": _ratio_of(lambda calls: float(np.median(calls))),
+    "min": _ratio_of(lambda calls: float(calls.min())),
+}
+"""What threshold rules compare, to see what they can do at the best threshold there is."""
