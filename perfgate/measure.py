@@ -41,10 +41,14 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What to time: a function of :mod:`perfgate.bench.timing` and its arguments but the last."""
+    """What to time: a function of :mod:`perfgate.bench.timing` and its arguments but the last.
+
+    ``slowdown`` is planted in every call.
+    """
 
     function: str
     args: tuple[Any, ...]
+    slowdown: float = 0.0
 
     def once(self, world: World, extent: Extent) -> Timed:
         """Time it on a world and return the slowest rank's time of each call.
@@ -62,6 +66,7 @@ class Timing:
     def _on(self, world: World, extent: Extent) -> list[Any]:
         __tracebackhide__ = True
         call = OnRank("perfgate.bench.timing", self.function)
+        extent = replace(extent, slowdown=self.slowdown)
         deadline_s = world.spec.deadline_s + extent.budget_s
         try:
             return world.run(call, *self.args, extent, deadline_s=deadline_s)

@@ -30,6 +30,7 @@ from perfgate.model import (
     Verdict,
 )
 from perfgate.options import Settings
+from perfgate.proof import Proof, prove
 from perfgate.report.record import Measured, RunRecord
 from perfgate.world.crossing import OnRank
 from perfgate.world.pool import LastingWorld, Worlds
@@ -78,6 +79,16 @@ class Run:
         )
 
     @functools.cached_property
+    def proof(self) -> Proof:
+        """Whether the gate finds a planted slowdown, tried before the first case."""
+        here = self.environment
+        return prove(
+            self.settings.world,
+            here.key,
+            lambda case, timing, effort: self._measure(case, here, timing, effort, "self-test, "),
+        )
+
+    @functools.cached_property
     def commit(self) -> str:
         """The commit that is measured, marked when the tree differs from it."""
         return commit_of(self.root)
@@ -123,6 +134,7 @@ class Run:
         """
         __tracebackhide__ = True
         where = where or self.environment
+        proof = self.proof
         effort = Effort.share(self.settings.budget_s, self.planned, self.settings.launches)
         measurement = self._measure(case, where, timing, effort, "")
         verdict = judgement.decide(measurement)
@@ -131,6 +143,8 @@ class Run:
             measurement = self._measure(case, where, timing, effort, "again, ")
             verdict = judgement.confirm(verdict, measurement)
         verdict = self._unless_spoiled(verdict)
+        if proof.broken:
+            verdict = replace(verdict, outcome=Outcome.INVALID, reason=proof.line)
         self.verdicts.append(verdict)
         if verdict.outcome is not Outcome.INVALID:
             self._keep(where, measurement)
@@ -170,7 +184,7 @@ class Run:
             stored=tuple(str(path) for path in self._stored),
             near_misses=self.near_misses(),
             measured=tuple(self._measured),
-            contamination=self.contamination(),
+            remarks=(self.proof.line, *self.contamination()),
         )
 
     def contamination(self) -> tuple[str, ...]:

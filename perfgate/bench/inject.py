@@ -75,6 +75,13 @@ def delay(plant: Plant | None, started_ns: int) -> None:
         pass
 
 
+def work_steadily() -> None:
+    """Keep the processor busy for 300 us by the clock."""
+    until_ns = time.perf_counter_ns() + 300_000
+    while time.perf_counter_ns() < until_ns:
+        pass
+
+
 def _parse(text: str) -> Plant:
     op, *parts = (part.strip() for part in text.split(":"))
     fields: dict[str, float | int] = {}

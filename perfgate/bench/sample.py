@@ -13,13 +13,14 @@ class Extent:
     """How many calls: a fixed number, or as many as fit into a time, agreed by the ranks.
 
     ``warmups`` calls go before them, verified and not counted. ``seed`` orders the arms, where
-    there are several.
+    there are several. ``slowdown`` is planted in every call, for the gate's proof of itself.
     """
 
     calls: int | None = None
     budget_s: float = 0.0
     warmups: int = 5
     seed: int = 0
+    slowdown: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,8 @@ def time_arms(arms: list[Arm], extent: Extent) -> list[Timed]:
     The order follows from the extent's seed, so that it is the same on every rank.
     """
     clock = _CudaClock() if _on_gpu() else _CpuClock()
+    for arm in arms if extent.slowdown else ():
+        arm.plant = Plant(op="*", slowdown=extent.slowdown)
     problems: list[str | None] = [None] * len(arms)
     turns_s = [_warm_up(arms, call, clock, problems) for call in range(extent.warmups)]
     turns = extent.calls or _agree(extent.budget_s, median(turns_s))

@@ -32,7 +32,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """One gated run. ``hard`` and ``soft`` spell its environment out."""
+    """One gated run. ``hard`` and ``soft`` spell its environment out.
+
+    ``remarks`` are what is to be said of the run as a whole.
+    """
 
     verdicts: tuple[Verdict, ...]
     environment: str
@@ -44,7 +47,7 @@ class RunRecord:
     plants: tuple[str, ...] = ()
     stored: tuple[str, ...] = ()
     near_misses: tuple[str, ...] = ()
-    contamination: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
     measured: tuple[Measured, ...] = ()
 
     @property

@@ -67,7 +67,7 @@ def markdown(record: RunRecord) -> str:
         lines.append(f"| {verdict.case.label} | " + " | ".join(cells) + " |")
     lines += ["", *(f"- {line}" for line in table.notes(record.worst_first))]
     facts = f"{record.environment}, commit {record.commit}, {record.date}"
-    return "\n".join([*lines, "", facts, ""])
+    return "\n\n".join(["\n".join(lines), *record.remarks, facts, ""])
 
 
 def usual_sinks(directory: Path) -> list[Sink]:

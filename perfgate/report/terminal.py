@@ -21,7 +21,9 @@ def summarise(
     reporter.write_line(f"{record.environment}, commit {record.commit}")
     for plant in record.plants:
         reporter.write_line(f"PLANTED SLOWDOWN {plant}: this run proves the gate", red=True)
-    for line in (*record.contamination, *failed_reports):
+    for line in record.remarks:
+        reporter.write_line(line)
+    for line in failed_reports:
         reporter.write_line(line, yellow=True)
     for miss in record.near_misses:
         reporter.write_line(f"nearest stored environment differs in {miss}", yellow=True)

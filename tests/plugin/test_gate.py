@@ -60,6 +60,18 @@ def test_a_planted_slowdown_reaches_a_collective(gated, monkeypatch):
     result.stdout.fnmatch_lines(["REGRESSION all_reduce 64KiB float32 x2*"])
 
 
+def test_each_run_proves_that_the_gate_can_find_something(refreshed):
+    result = refreshed(*STEADY)
+    result.stdout.fnmatch_lines(["self-test: a planted +50.0% was found, as +*%"])
+
+
+def test_a_gate_that_finds_nothing_is_not_believed(refreshed, monkeypatch):
+    monkeypatch.setattr("perfgate.proof.SLOWDOWN", 0.0)
+    result = refreshed("-k", "short")
+    result.assert_outcomes(failed=1, deselected=2)
+    result.stdout.fnmatch_lines(["INVALID short x1*self-test: a planted *was told as PASS*"])
+
+
 def test_what_became_faster_is_told_and_passes(refreshed, scale):
     scale("long", 2)
     result = refreshed(*STEADY)
