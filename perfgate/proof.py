@@ -26,7 +26,8 @@ from perfgate.model import (
 from perfgate.units import format_percent
 from perfgate.world.crossing import OnRank
 
-SLOWDOWN = 0.5
+SLOWDOWN = 2.0
+POLICY = Policy(max_regression=0.5, must_catch=2.0)
 EFFORT = Effort(launches=4, launch_s=0.03)
 # It takes its time by the clock, so that a busy machine is no excuse.
 _WORK = OnRank("perfgate.bench.inject", "work_steadily")
@@ -63,4 +64,4 @@ def prove(
     after = measure(case, Timing("time_function", (_WORK, None), SLOWDOWN), EFFORT)
     session = Session(commit="self-test", date="", launches=before.launches)
     baseline = Baseline(case_id=case.id, environment=environment, sessions=(session,))
-    return Proof(decide(after, baseline, Policy()))
+    return Proof(decide(after, baseline, POLICY))
