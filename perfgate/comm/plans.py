@@ -38,7 +38,9 @@ class Member:
         rank = torch.distributed.get_rank()
         if group is torch.distributed.GroupMember.NON_GROUP_MEMBER:
             raise UsageError(f"rank {rank} is not in the group that it was to communicate in")
-        ranks = tuple(torch.distributed.get_process_group_ranks(group))
+        ranks = tuple(
+            torch.distributed.get_process_group_ranks(group or torch.distributed.group.WORLD)
+        )
         if rank not in ranks:
             raise UsageError(f"rank {rank} is not in the group of ranks {ranks}")
         return cls(comm, group, ranks, ranks.index(rank))
