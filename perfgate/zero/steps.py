@@ -36,8 +36,8 @@ class SGD:
         momentum: float = 0.0,
         weight_decay: float = 0.0,
     ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-        self.param_groups = [defaults | group for group in groups]
+        options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        self.param_groups: list[dict[str, Any]] = [{**options, **group} for group in groups]
         self._velocity: dict[torch.Tensor, torch.Tensor] = {}
 
     @torch.no_grad()
@@ -74,7 +74,12 @@ class AdamW:
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        defaults: dict[str, Any] = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+        }
         self.param_groups = [defaults | group for group in groups]
         self._moments: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor]] = {}
         self._steps = 0
@@ -89,8 +94,7 @@ class AdamW:
                     self._step(param, param.grad, group)
 
     def _step(self, param: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
-        lr, betas = group["lr"], group["betas"]
-        beta1, beta2 = betas[0], betas[1]
+        lr, (beta1, beta2) = group["lr"], group["betas"]
         if param not in self._moments:
             self._moments[param] = torch.zeros_like(param), torch.zeros_like(param)
         first, second = self._moments[param]

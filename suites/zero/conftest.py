@@ -1,25 +1,12 @@
-"""ZeRO's properties, drawn by Hypothesis: ``--hypothesis-profile=thorough`` draws many more."""
+"""Run functions of this folder on ranks, and count what they call."""
 
 import pickle
 import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 
 _HERE = str(Path(__file__).parent)
-_COMMON = {
-    "deadline": None,  # ranks have deadlines of their own
-    "suppress_health_check": list(HealthCheck),
-    "print_blob": True,
-}
-settings.register_profile("default", max_examples=15, derandomize=True, **_COMMON)
-settings.register_profile("thorough", max_examples=500, **_COMMON)
-settings.register_profile(
-    "first-failure",
-    settings.get_profile("default"),
-    phases=[Phase.explicit, Phase.generate],  # where that a test fails says enough
-)
 
 
 def _call(folder, payload):

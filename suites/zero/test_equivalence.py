@@ -60,6 +60,25 @@ def test_strategies_agree_within_their_bounds(on_ranks, size, shapes, seed, buck
             assert_same(values, reduced[0])
 
 
+@pytest.mark.world(size=3)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@given(seed=seeds, bucket=buckets, rank=st.integers(0, 2), place=st.integers(0, 19))
+def test_a_nan_stays_where_it_is(on_ranks, strategy, seed, bucket, rank, place):
+    """Partial sums that a backend leaves in buffers of others never come back."""
+    config = {"reduce_bucket_size": bucket, "overlap_comm": True}
+    job = Job(
+        shapes=((5,), (4, 5), (6,)),
+        config=config,
+        strategy=strategy,
+        seed=seed,
+        nan=(rank, 1, place),
+    )
+    reduced = gathered(job, on_ranks(zero_ranks.reduce, job))
+    right = exact(job, 3)
+    assert reduced[1].isnan().nonzero().tolist() == [[place]]
+    assert_same([values.nan_to_num(7) for values in reduced], [v.nan_to_num(7) for v in right])
+
+
 @pytest.mark.parametrize("size", [pytest.param(2, id="x2", marks=pytest.mark.world(size=2))])
 @pytest.mark.parametrize("numel", [(1 << 16) - 1, (1 << 16) + 1, (1 << 18) + 3])
 def test_parts_longer_than_a_chunk_are_added_whole(on_ranks, size, numel):

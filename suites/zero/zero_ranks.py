@@ -31,6 +31,7 @@ class Job:
     :param absent: parameters that nobody uses.
     :param shuffled: every rank's gradients become ready in an order of its own.
     :param rounds: steps; the last one is judged.
+    :param nan: (rank, parameter, element) of a gradient that is not a number.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -45,6 +46,7 @@ class Job:
     shuffled: bool = False
     rounds: int = 1
     sequence_parallel_size: int = 1
+    nan: tuple[int, int, int] | None = None
 
     @property
     def micro_batches(self) -> int:
@@ -71,7 +73,10 @@ class Job:
         if self.kind == "integers":
             limit = max(1, 8 // self.micro_batches)
             whole = torch.randint(-limit, limit + 1, shape, generator=generator)
-            return (whole * ranks).to(self.dtype)
+            gradient = (whole * ranks).to(self.dtype)
+            if self.nan and self.nan[:2] == (rank, param):
+                gradient.view(-1)[self.nan[2]] = torch.nan
+            return gradient
         if self.kind == "constant":
             return torch.full(shape, self.scale, dtype=self.dtype)
         if self.kind == "staircase":
