@@ -158,6 +158,16 @@ class RanksCall:
         return True
 
 
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """End every world, so that what ranks write at their end is there for pytest-cov."""
+    try:
+        return (yield)
+    finally:
+        if (run := session.config.stash.get(RUN, None)) is not None:
+            run.worlds.close()
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Store what was refreshed and end every world."""
     run = session.config.stash.get(RUN, None)
@@ -195,7 +205,11 @@ def _start_run(session: pytest.Session) -> Run:
     settings = config.stash[SETTINGS]
     host()
     config.pluginmanager.register(RanksCall(), "perfgate-ranks")
-    worlds = Worlds(settings.report / "ranks", passthrough=config.getoption("capture") == "no")
+    worlds = Worlds(
+        settings.report / "ranks",
+        passthrough=config.getoption("capture") == "no",
+        post_mortem=config.getoption("usepdb", False),
+    )
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     run = Run(settings, config.rootpath, worlds, Progress(reporter).tell)
     config.stash[RUN] = run

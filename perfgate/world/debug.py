@@ -68,5 +68,6 @@ class _Debugger(pdb.Pdb):
     def release(self) -> None:
         """Give the terminal back."""
         if not self._terminal.closed:
+            fcntl.flock(self._terminal, fcntl.LOCK_UN)  # pdb holds duplicates of it
             self._terminal.close()
             send(self._connection, Paused(self._number, held=False))

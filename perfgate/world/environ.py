@@ -6,8 +6,12 @@ import contextlib
 import os
 import re
 import sys
+from pathlib import Path
 
 from perfgate.model import WorldSpec
+from perfgate.world.cover import coverage_environ
+
+_PSEUDO_TERMINALS = range(136, 144)
 
 
 def rank_environ(
@@ -39,13 +43,21 @@ def rank_environ(
         "MASTER_PORT": str(master[1]),
         "PERFGATE_FIRST_GPU": str(_neighbour() * local_size),
     }
-    return defaults | dict(os.environ) | identity
+    return defaults | dict(os.environ) | coverage_environ() | identity
 
 
 def terminal() -> str:
-    """Return the device of the terminal that this process was started from, or nothing."""
-    with contextlib.suppress(OSError), open("/dev/tty") as tty:
-        return os.ttyname(tty.fileno())
+    """Return the device of the terminal that this process was started from, or nothing.
+
+    Asked of the kernel: pytest's capturing has other files where the terminal was.
+    """
+    with contextlib.suppress(OSError):
+        number = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[4])
+        major, minor = os.major(number), os.minor(number)
+        if major in _PSEUDO_TERMINALS:
+            return f"/dev/pts/{(major - _PSEUDO_TERMINALS[0]) * 256 + minor}"
+        if number:
+            return os.path.realpath(f"/dev/char/{major}:{minor}")
     return ""
 
 

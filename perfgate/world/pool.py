@@ -21,11 +21,15 @@ class Worlds:
 
     :param output: a folder; each world's ranks write to a folder of their own below it.
     :param passthrough: let ranks write to this process's own output.
+    :param post_mortem: enter the debugger on a rank whose function raises.
     """
 
-    def __init__(self, output: Path | None = None, passthrough: bool = False) -> None:
+    def __init__(
+        self, output: Path | None = None, passthrough: bool = False, post_mortem: bool = False
+    ) -> None:
         self._output = output
         self._passthrough = passthrough
+        self._post_mortem = post_mortem
         self._started = 0
         self._living: OrderedDict[WorldSpec, World] = OrderedDict()
 
@@ -54,7 +58,13 @@ class Worlds:
         """
         self._started += 1
         output = self._output and self._output / f"world{self._started}"
-        return World.start(spec, output=output, passthrough=self._passthrough, watched=watched)
+        return World.start(
+            spec,
+            output=output,
+            passthrough=self._passthrough,
+            watched=watched,
+            post_mortem=self._post_mortem,
+        )
 
     def lasting(self, spec: WorldSpec) -> LastingWorld:
         """Return what stands for a living world of this kind, whatever befalls its ranks."""

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from perfgate.errors import UsageError
+from perfgate.world.cover import start_coverage
 from perfgate.world.crossing import pack, unpack
 from perfgate.world.debug import enter_post_mortem, install_breakpoint
 from perfgate.world.parcel import Parcel, discard, lay_out
@@ -88,6 +89,7 @@ def serve(seat: Seat, files: Files) -> NoReturn:
         if seat.watched:
             watch.install()
         rank = _join(seat, files)
+        start_coverage(seat.environ)
         install_breakpoint(seat, connection)
         send(connection, Reply(rank=seat.rank, number=0))
         parcel = None
