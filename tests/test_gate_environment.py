@@ -118,6 +118,8 @@ def test_the_tightest_quota_on_the_way_up_counts(tmp_path):
     assert quota(root, own) == "none"
     (root / "pod" / "cpu.max").write_text("150000 100000\n")
     assert quota(root, own) == "1.5"
+    (root / "pod" / "job" / "cpu.max").write_text("300000 100000\n")
+    assert quota(root, own) == "1.5"
 
 
 def test_a_quota_of_the_first_cgroup_version(tmp_path):

@@ -54,6 +54,11 @@ def test_one_wild_session_is_no_lasting_change():
     assert change_points(history([0.0] * 10 + [1.0] + [0.0] * 10)) == []
 
 
+def test_a_change_is_believed_once_three_sessions_show_it():
+    assert change_points(history([0.0] * 28 + [0.5] * 2)) == []
+    assert [point.index for point in change_points(history([0.0] * 27 + [0.5] * 3))] == [27]
+
+
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_a_short_history_has_no_change(count):
     assert change_points(history([0.0, 1.0, 0.0, 1.0, 0.0][:count])) == []
