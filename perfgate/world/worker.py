@@ -130,7 +130,7 @@ def _join(seat: Seat, files: Files) -> Rank:
     spec = seat.spec
     device = torch.device("cpu")
     if spec.device == "cuda":
-        device = torch.device("cuda", _gpu(seat))
+        device = torch.device("cuda", choose_gpu(seat, torch.cuda.device_count()))
         torch.cuda.set_device(device)
     host, port = seat.rendezvous
     timeout = datetime.timedelta(seconds=_GROUP_TIMEOUT_S)
@@ -149,13 +149,13 @@ def _join(seat: Seat, files: Files) -> Rank:
     return Rank(seat.rank, spec.size, device)
 
 
-def _gpu(seat: Seat) -> int:
-    """Return the rank's GPU: one each for nccl, shared among ranks where gloo has to.
+def choose_gpu(seat: Seat, gpus: int) -> int:
+    """Return a rank's GPU of this machine's: one each for nccl, shared where gloo has to.
 
     :raises UsageError: where there is none, or nccl would have to share one.
     """
-    gpus = torch.cuda.device_count()
     ranks = int(seat.environ["LOCAL_WORLD_SIZE"])
+    first = int(seat.environ["PERFGATE_FIRST_GPU"])
     if gpus == 0:
         raise UsageError(f"the world {seat.spec} needs a GPU and torch sees none; use device='cpu'")
     if seat.spec.backend == "nccl" and ranks > gpus:
@@ -163,7 +163,11 @@ def _gpu(seat: Seat) -> int:
             f"nccl takes one GPU a rank: {ranks} ranks, {gpus} GPU{'s' if gpus > 1 else ''} on "
             "this machine; use fewer ranks or backend='gloo', which can share one"
         )
-    first = int(seat.environ.get("PERFGATE_FIRST_GPU", "0"))
+    if seat.spec.backend == "nccl" and first + ranks > gpus:
+        raise UsageError(
+            f"xdist's worker {seat.environ.get('PYTEST_XDIST_WORKER')} would need GPUs {first}-"
+            f"{first + ranks - 1} of {gpus}, and nccl cannot share one; use a smaller -n"
+        )
     return (first + seat.local_rank) % gpus
 
 
