@@ -16,6 +16,7 @@ from perfgate.errors import PerfgateError
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("bench", "perfgate.benchmark", "measure collectives, as ds_bench does, with checked data"),
     ("baseline", "perfgate.report.baselines", "list, show and accept stored baselines"),
+    ("history", "perfgate.report.history", "find lasting steps in the stored sessions"),
     ("report", "perfgate.report.merge", "make one Markdown table from JUnit files"),
 )
 
@@ -26,10 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="perfgate", description="The performance gate's command line. See also: pytest --help."
     )
     subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
+    words = list(sys.argv[1:] if argv is None else argv)
     for name, module, text in COMMANDS:
         sub = subparsers.add_parser(name, help=text, description=text)
-        importlib.import_module(module).configure(sub)
-    args = parser.parse_args(argv)
+        if name in words[:1]:
+            importlib.import_module(module).configure(sub)
+    args = parser.parse_args(words)
     module = next(module for name, module, _ in COMMANDS if name == args.command)
     try:
         status: int = importlib.import_module(module).run(args)

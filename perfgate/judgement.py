@@ -8,6 +8,7 @@ from typing import Protocol
 from perfgate.gate.decide import confirm, decide, needs_confirmation
 from perfgate.gate.ratio import decide_portable, decide_ratio
 from perfgate.gate.stats import Component
+from perfgate.gate.tail import decide_tail, split, with_tail
 from perfgate.model import Baseline, Measurement, Outcome, Policy, Verdict
 
 
@@ -26,7 +27,7 @@ class Judgement(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AgainstBaseline:
-    """The stored sessions of this environment."""
+    """The stored sessions of this environment: the typical call, and the tail beside it."""
 
     baseline: Baseline | None
     policy: Policy
@@ -34,7 +35,11 @@ class AgainstBaseline:
 
     def decide(self, measurement: Measurement) -> Verdict:
         """Return the first verdict."""
-        return decide(measurement, self.baseline, self.policy, sessions=self.sessions)
+        typical, tail = split(self.policy)
+        return with_tail(
+            decide(measurement, self.baseline, typical, sessions=self.sessions),
+            decide_tail(measurement, self.baseline, tail),
+        )
 
     def flags(self, verdict: Verdict) -> bool:
         """Say whether the case looks slower than its limit."""
@@ -44,7 +49,11 @@ class AgainstBaseline:
         """Return the verdict on launches made after the flag."""
         if self.baseline is None:
             return flagged
-        return confirm(flagged, fresh, self.baseline, self.policy, sessions=self.sessions)
+        typical, tail = split(self.policy)
+        return with_tail(
+            confirm(flagged, fresh, self.baseline, typical, sessions=self.sessions),
+            decide_tail(fresh, self.baseline, tail),
+        )
 
 
 @dataclass(frozen=True, slots=True)
