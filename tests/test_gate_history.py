@@ -54,8 +54,8 @@ def test_one_wild_session_is_no_lasting_change():
     assert change_points(history([0.0] * 10 + [1.0] + [0.0] * 10)) == []
 
 
-def test_a_change_is_believed_once_three_sessions_show_it():
-    assert change_points(history([0.0] * 28 + [0.5] * 2)) == []
+def test_a_change_shows_once_three_sessions_have_it():
+    assert change_points(history([0.0] * 29 + [0.5])) == []
     assert [point.index for point in change_points(history([0.0] * 27 + [0.5] * 3))] == [27]
 
 
