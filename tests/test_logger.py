@@ -211,9 +211,19 @@ def test_records_grow_over_many_chunks():
     assert found.rows["enter_ns"].tolist() == list(range(10_000))
     assert found.sizes_bytes.tolist() == list(range(10_000))
     assert set(found.key_ids.tolist()) == {0}
-    logger.records.set_wait(9_999, 0.5)
-    assert logger.snapshot().rows["wait_s"][9_999] == 0.5
-    assert math.isnan(found.rows["wait_s"][9_999]), "a snapshot changes no more"
+
+
+@pytest.mark.parametrize("calls", [1, 10_000])
+def test_a_snapshot_changes_no_more(calls):
+    logger = started()
+    for _ in range(calls):
+        add(logger, "all_reduce")
+    before = logger.snapshot()
+    logger.records.set_wait(calls - 1, 0.5)
+    add(logger, "broadcast")
+    assert math.isnan(before.rows["wait_s"][calls - 1])
+    assert len(before.rows) == calls
+    assert logger.snapshot().rows["wait_s"][calls - 1] == 0.5
 
 
 def test_an_endless_supply_of_names_ends_in_one():
@@ -264,11 +274,11 @@ def test_calls_of_groups_of_different_sizes_share_a_row_truthfully():
 def test_rows_are_the_same_however_many_there_are(sizes):
     logger = started()
     for number in range(900):
-        add(logger, "all_reduce", number % sizes, (1 + number) * 1e-6)
+        add(logger, "all_reduce", number % sizes, (1 + number) ** 2 * 1e-6)
     summary = logger.get_operation_summary("all_reduce")
     assert list(summary) == list(range(sizes))
     for size, figures in summary.items():
-        expected_ms = [(1 + number) * 1e-3 for number in range(900) if number % sizes == size]
+        expected_ms = [(1 + number) ** 2 * 1e-3 for number in range(900) if number % sizes == size]
         assert figures["count"] == len(expected_ms)
         assert figures["total_latency_ms"] == pytest.approx(sum(expected_ms), rel=1e-5)
         assert figures["avg_latency_ms"] == pytest.approx(trim_mean(expected_ms, 0.1), rel=1e-5)
