@@ -1,11 +1,13 @@
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfgate import World, WorldSpec
 from perfgate.gate.conditions import Conditions, others_share, problems
 from perfgate.gate.environment import (
     Environment,
@@ -175,3 +177,15 @@ def test_a_child_that_ended_is_still_ours():
     assert ended.own_s - before.own_s >= 0.29
     assert ended.busy_s - before.busy_s >= 0.25
     assert 0 <= others_share(before, ended) <= 1
+
+
+def test_what_ranks_use_is_ours_even_after_their_world_has_ended():
+    def burn():
+        end_s = time.process_time() + 0.3
+        while time.process_time() < end_s:
+            pass
+
+    before = Conditions.read()
+    with World.start(WorldSpec(size=2)) as world:
+        world.run(burn)
+    assert Conditions.read().own_s - before.own_s >= 0.55
