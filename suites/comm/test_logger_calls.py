@@ -4,6 +4,7 @@ import inspect
 import re
 import threading
 import uuid
+from collections import Counter
 
 import logger_ranks as on_ranks
 import pytest
@@ -27,6 +28,19 @@ def test_every_call_is_logged_once_under_its_name(world, logger_of, op):
     for rank, raw in enumerate(world.run(on_ranks.log_calls, logger_of, [(op, 8)])):
         counts = {name: [entry[0] for entry in sizes.values()] for name, sizes in raw.items()}
         assert counts == {on_ranks.logged_as(op, rank): [1]}
+
+
+PLAIN = sorted(on_ranks.CALLS.keys() - {*NO_FORMULA, "all_reduce_coalesced"})
+
+
+@PROPERTY
+@given(calls=st.lists(st.tuples(st.sampled_from(PLAIN), ELEMENTS), max_size=10))
+def test_calls_in_any_order_are_each_logged_once(world, logger_of, calls):
+    for rank, raw in enumerate(world.run(on_ranks.log_calls, logger_of, calls)):
+        counts = {name: sum(entry[0] for entry in sizes.values()) for name, sizes in raw.items()}
+        names = [on_ranks.logged_as(op, rank) for op, _ in calls]
+        assert counts == Counter(names)
+        assert list(counts) == list(dict.fromkeys(names))
 
 
 @pytest.mark.parametrize("op", sorted(on_ranks.CALLS))

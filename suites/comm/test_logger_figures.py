@@ -98,11 +98,12 @@ def test_bandwidth_follows_the_one_table(world, logger_of, op, ranks, elements):
     _assert_figures(raws, op, elements, ranks)
 
 
-def _on_subgroup(provider, op, elements):
+def _on_subgroup(provider, op, elements, members):
     layer = on_ranks.layer_of(provider)
-    group = torch.distributed.new_group([0, 1])
-    if torch.distributed.get_rank() < 2:
+    group = torch.distributed.new_group(members)
+    if torch.distributed.get_rank() in members:
         on_ranks.call(layer.comm, op, elements, group)
+        torch.distributed.destroy_process_group(group)
     return layer.logger.get_raw_data()
 
 
@@ -110,9 +111,15 @@ def _on_subgroup(provider, op, elements):
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "all_to_all_single", "broadcast"])
 @deepspeed_fault("computes with the ranks of the job, not of the group",
                  op=["all_reduce", "all_gather", "all_to_all_single"])  # fmt: skip
-def test_a_groups_bandwidth_has_the_groups_size(world, logger_of, op):
-    raws = world.run(_on_subgroup, logger_of, op, 64)
-    _assert_figures(raws, op, 64, 2)
+@settings(PROPERTY, max_examples=8)
+@given(
+    elements=ELEMENTS,
+    members=st.lists(st.integers(0, 2), min_size=1, max_size=3, unique=True).map(sorted),
+)
+def test_a_groups_bandwidth_has_the_groups_size(world, logger_of, op, elements, members):
+    raws = world.run(_on_subgroup, logger_of, op, elements, members)
+    _assert_figures([raws[member] for member in members], op, elements, len(members))
+    assert [rank for rank in range(3) if raws[rank]] == members
 
 
 def _uneven_all_to_all(provider):
