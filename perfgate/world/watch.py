@@ -68,11 +68,8 @@ class Watch:
 
     def install(self) -> None:
         """Wrap the collectives of torch.distributed."""
-        for name, parameter in (COLLECTIVES | POINT_TO_POINT).items():
-            original = getattr(c10d, name, None)
-            if original is None or hasattr(original, "__perfgate_watch__"):
-                continue
-            wrapped = self._wrap(name, parameter, original)
+        for name, read in _READERS.items():
+            wrapped = self._wrap(name, read, getattr(c10d, name))
             for module in (c10d, dist):
                 setattr(module, name, wrapped)
 
@@ -91,10 +88,8 @@ class Watch:
         HEADER.pack_into(self._memory, 0, self._total)
 
     def _wrap(
-        self, name: str, parameter: str | None, original: Callable[..., Any]
+        self, name: str, read: Callable[..., Any], original: Callable[..., Any]
     ) -> Callable[..., Any]:
-        read = _reader(original, parameter)
-
         @functools.wraps(original)
         def watched(*args: Any, **kwargs: Any) -> Any:
             if getattr(self._inside, "one", False):
@@ -112,7 +107,6 @@ class Watch:
             finally:
                 self._inside.one = False
 
-        watched.__perfgate_watch__ = True  # type: ignore[attr-defined]
         return watched
 
     def _begin(self, name: str, group: Any, tensor: Any, details: Any) -> tuple[int, int, int]:
@@ -197,3 +191,11 @@ def _said(key: str, value: Any) -> str:
     if key == "op":
         return str(value).rpartition(".")[2]
     return f"{key}={value}"
+
+
+#: Made once, where torch is imported: signatures are slow to read.
+_READERS = {
+    name: _reader(getattr(c10d, name), parameter)
+    for name, parameter in (COLLECTIVES | POINT_TO_POINT).items()
+    if hasattr(c10d, name)
+}

@@ -29,7 +29,7 @@ import psutil
 from perfgate.world.protocol import Exited, Forked, Kill, Seat
 
 PRELOAD = (
-    "numpy",
+    "numpy.random",
     "torch",
     "torch.distributed",
     "cloudpickle",
