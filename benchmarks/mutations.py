@@ -36,6 +36,8 @@ FIRST = {
     "config.py": "suites/zero/test_rounding.py",
     "gather.py": "suites/zero/test_training.py",
     "groups.py": "suites/zero/test_groups.py",
+    "exchange.py": "suites/zero/test_equivalence.py",
+    "message.py": "suites/zero/test_equivalence.py",
     "optimizer.py": "suites/zero/test_training.py",
     "scaling.py": "suites/zero/test_rounding.py",
     "steps.py": "suites/zero/test_training.py",
@@ -141,33 +143,33 @@ MUTATIONS = [
     ),
     # Strategies
     Mutation(
-        "the exchange adds in the dtype that travels", "reducer.py",
+        "the exchange adds in the dtype that travels", "message.py",
         "return torch.float64 if dtype == torch.float64 else torch.float32", "return dtype",
     ),
     Mutation(
-        "the exchange adds the own part first", "reducer.py",
+        "the exchange adds the own part first", "exchange.py",
         "rows.insert(rank, parts[rank])", "rows.insert(0, parts[rank])",
     ),
     Mutation(
-        "the exchange stops at the shortest part", "reducer.py",
+        "the exchange stops at the shortest part", "exchange.py",
         "enumerate(spans(max(message.counts), length))",
         "enumerate(spans(min(message.counts), length))",
     ),
     Mutation(
-        "the exchange does not wait for what it receives", "reducer.py",
+        "the exchange does not wait for what it receives", "exchange.py",
         "for work in works:\n                    work.wait()\n                sum_by", "sum_by",
     ),
     Mutation(
-        "the tail of a chunk is not added", "reducer.py",
+        "the tail of a chunk is not added", "message.py",
         "for start in range(0, numel, at_most):", "for start in range(0, numel - 1, at_most):",
     ),
     Mutation(
-        "a rank of a group is taken for a global rank", "reducer.py",
+        "a rank of a group is taken for a global rank", "message.py",
         "return rank if self.group is None else dist.get_global_rank(self.group, rank)",
         "return rank",
     ),
     Mutation(
-        "every rank keeps the first part", "reducer.py",
+        "every rank keeps the first part", "message.py",
         "return self.data[starts[self.rank] : starts[self.rank + 1]]",
         "return self.data[: self.counts[self.rank]]",
     ),

@@ -2,11 +2,13 @@
 
 from perfgate.zero.config import ZeroConfig
 from perfgate.zero.deepspeed_json import read_config
+from perfgate.zero.exchange import Exchange
 from perfgate.zero.groups import ReduceGroup, Topology
 from perfgate.zero.hooks import GradientReducer
+from perfgate.zero.message import Message, Strategy
 from perfgate.zero.optimizer import Step, ZeroOptimizer
 from perfgate.zero.partition import Layout, Slice
-from perfgate.zero.reducer import STRATEGIES, Exchange, Message, Strategy
+from perfgate.zero.reducer import STRATEGIES
 from perfgate.zero.steps import SGD, AdamW
 
 __all__ = [

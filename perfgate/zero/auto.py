@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from perfgate.zero.bucket import Bucket
 from perfgate.zero.groups import ReduceGroup
-from perfgate.zero.reducer import STRATEGIES, Message, Strategy
+from perfgate.zero.message import Message, Strategy
+from perfgate.zero.reducer import STRATEGIES
 from perfgate.zero.scratch import Scratch
 
 _ROUNDS = 4

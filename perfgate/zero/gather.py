@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from perfgate.zero.groups import ReduceGroup
-from perfgate.zero.reducer import spans
+from perfgate.zero.message import spans
 
 
 def gather_partitions(

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from perfgate.errors import UsageError
 from perfgate.zero.config import ZeroConfig
+from perfgate.zero.message import wide
 from perfgate.zero.partition import Layout
-from perfgate.zero.reducer import wide
 from perfgate.zero.scaling import Scaling
 
 _ALIGNED_BYTES = 16

@@ -16,8 +16,9 @@ from perfgate.zero.auto import fastest
 from perfgate.zero.bucket import plan_buckets
 from perfgate.zero.config import ZeroConfig
 from perfgate.zero.groups import Topology, group_parameters
+from perfgate.zero.message import Strategy
 from perfgate.zero.pipeline import Pipeline
-from perfgate.zero.reducer import AUTO, Strategy, strategy_named
+from perfgate.zero.reducer import AUTO, strategy_named
 from perfgate.zero.slot import Slot
 
 Key = tuple[int, int]

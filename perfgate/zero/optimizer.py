@@ -16,7 +16,7 @@ from perfgate.zero.config import ZeroConfig
 from perfgate.zero.gather import gather_partitions
 from perfgate.zero.groups import ReduceGroup, Topology
 from perfgate.zero.hooks import GradientReducer
-from perfgate.zero.reducer import Strategy
+from perfgate.zero.message import Strategy
 from perfgate.zero.steps import PartitionOptimizer
 
 MakeOptimizer = Callable[[list[dict[str, Any]]], PartitionOptimizer]

@@ -8,7 +8,7 @@ import torch
 
 from perfgate.zero.bucket import Bucket, plan_buckets
 from perfgate.zero.groups import ReduceGroup
-from perfgate.zero.reducer import Strategy
+from perfgate.zero.message import Strategy
 from perfgate.zero.slot import Slot
 
 TakeGradient = Callable[[int, int], torch.Tensor | None]

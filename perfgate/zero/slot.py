@@ -9,7 +9,7 @@ import torch
 
 from perfgate.zero.bucket import Bucket
 from perfgate.zero.groups import ReduceGroup
-from perfgate.zero.reducer import Message, Pending, Strategy
+from perfgate.zero.message import Message, Pending, Strategy
 from perfgate.zero.scratch import Scratch
 
 
