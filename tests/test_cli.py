@@ -71,8 +71,32 @@ def test_what_is_not_there_is_told_with_the_next_command(args, told, tmp_path):
     assert "Traceback" not in result.stderr
 
 
+def test_the_doctor_tells_what_can_be_seen(tmp_path):
+    result = perfgate("doctor", "--size", "4KiB", "--launches", "3", "--budget", "2", cwd=tmp_path)
+    assert result.returncode in (0, 1), result.stderr
+    header, op, row = result.stdout.splitlines()[:3]
+    assert header.split()[:3] == ["case", "time", "launches"]
+    assert (op.strip(), row.split()[0]) == ("all_reduce", "4KiB")
+    assert max(len(line) for line in result.stdout.splitlines()) <= 80
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (("--op", "all_reduse"), "did you mean 'all_reduce'?"),
+        (("--budget", "0"), "above zero"),
+        (("--world-size", "0"), "1 or more"),
+        (("--size", "4QiB"), "does not parse"),
+    ],
+)
+def test_a_doctor_asked_for_what_cannot_be(args, told, tmp_path):
+    result = perfgate("doctor", *args, cwd=tmp_path)
+    assert result.returncode == 2
+    assert told in result.stderr
+
+
 def test_help_names_every_command(tmp_path):
     result = perfgate("--help", cwd=tmp_path)
     assert result.returncode == 0
-    for command in ("bench", "baseline", "history", "report"):
+    for command in ("bench", "baseline", "doctor", "history", "report"):
         assert command in result.stdout
