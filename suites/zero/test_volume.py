@@ -8,6 +8,7 @@ import pytest
 import torch
 from zero_ranks import STRATEGIES
 
+from perfgate import comm
 from perfgate.zero import GradientReducer, ZeroConfig
 
 UNIT_BYTES = 1 << 20
@@ -24,10 +25,10 @@ def sent_over_least(strategy, ranks):
     return {"exchange": 1.0, "reduce": 1 + 1 / ranks}.get(strategy, 2.0)
 
 
-def reduce_once(comm, config, strategy=None, numels=(400, 300, 300)):
+def reduce_once(counter, config, strategy=None, numels=(400, 300, 300)):
     params = [torch.nn.Parameter(torch.zeros(numel)) for numel in numels]
     named = [(str(index), param) for index, param in enumerate(params)]
-    reducer = GradientReducer(named, config, strategy=strategy, comm=comm).attach()
+    reducer = GradientReducer(named, config, strategy=strategy, comm=counter).attach()
     for _ in range(2):
         sum(param.sum() for param in params).backward()
         reducer.end_micro_batch()
@@ -37,9 +38,9 @@ def reduce_once(comm, config, strategy=None, numels=(400, 300, 300)):
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_configured_collective_is_the_one_issued(strategy, counted):
-    comm = counted()
-    reduce_once(comm, ZeroConfig(stage=2), strategy)
-    issued = set(comm.calls) - {"broadcast"}  # the order of readiness, agreed on once
+    counter = counted()
+    reduce_once(counter, ZeroConfig(stage=2), strategy)
+    issued = set(counter.calls) - {"broadcast"}  # the order of readiness, agreed on once
     assert issued
     assert issued <= ISSUED[strategy]
 
@@ -55,35 +56,58 @@ def test_the_configured_collective_is_the_one_issued(strategy, counted):
     ids=["default", "reduce_scatter off", "one rank a bucket"],
 )
 def test_the_configuration_chooses_the_collective(keys, strategy, counted):
-    comm = counted()
-    reduce_once(comm, ZeroConfig(stage=2, **keys))
-    assert set(comm.calls) - {"broadcast"} <= ISSUED[strategy]
+    counter = counted()
+    reduce_once(counter, ZeroConfig(stage=2, **keys))
+    assert set(counter.calls) - {"broadcast"} <= ISSUED[strategy]
 
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(("bucket", "messages"), [(1000, 1), (600, 2), (1, 3)], ids=str)
 def test_each_bucket_is_one_message(bucket, messages, counted):
     """Gradients of 400, 300 and 300 elements; two micro-batches."""
-    comm = counted()
-    reduce_once(comm, ZeroConfig(stage=2, reduce_bucket_size=bucket), "all_reduce")
-    assert comm.calls["all_reduce"] == 2 * messages
-    assert comm.sent_bytes["all_reduce"] == 2 * 1000 * 4
+    counter = counted()
+    reduce_once(counter, ZeroConfig(stage=2, reduce_bucket_size=bucket), "all_reduce")
+    assert counter.calls["all_reduce"] == 2 * messages
+    assert counter.sent_bytes["all_reduce"] == 2 * 1000 * 4
 
 
 @pytest.mark.ranks(2)
 def test_padding_and_empty_parameters_never_travel(counted):
-    comm = counted()
-    reduce_once(comm, ZeroConfig(stage=2, parameter_alignment=True), "all_reduce", (3, 0, 5, 0))
-    assert comm.sent_bytes["all_reduce"] == 2 * 8 * 4
+    counter = counted()
+    reduce_once(counter, ZeroConfig(stage=2, parameter_alignment=True), "all_reduce", (3, 0, 5, 0))
+    assert counter.sent_bytes["all_reduce"] == 2 * 8 * 4
 
 
 @pytest.mark.ranks(2)
 def test_half_the_bytes_travel_in_half_the_bits(counted):
     for comm_dtype, item_bytes in (("bf16", 2), ("fp32", 4), ("fp64", 8)):
-        comm = counted()
+        counter = counted()
         config = ZeroConfig(stage=2, communication_data_type=comm_dtype)
-        reduce_once(comm, config, "all_reduce")
-        assert comm.sent_bytes["all_reduce"] == 2 * 1000 * item_bytes
+        reduce_once(counter, config, "all_reduce")
+        assert counter.sent_bytes["all_reduce"] == 2 * 1000 * item_bytes
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_log_of_the_communication_layer_names_the_collective(rank, strategy):
+    """The reducer takes any drop-in for torch.distributed: here the one that logs."""
+    logger = comm.comms_logger
+    comm.configure(enabled=True, prof_all=True)
+    logger.reset_data()
+    try:
+        param = torch.nn.Parameter(torch.zeros(999))
+        config = ZeroConfig(stage=2)
+        reducer = GradientReducer([("w", param)], config, strategy=strategy, comm=comm).attach()
+        (param * 3 * rank.index).sum().backward()
+        reducer.end_micro_batch()
+        logged = set(logger.get_operation_names()) - {"broadcast"}
+    finally:
+        comm.configure(enabled=False)
+        logger.reset_data()
+    assert logged
+    assert logged <= ISSUED[strategy]
+    for _, _, values in reducer.groups[0].owned_slices():
+        assert values.tolist() == [3.0] * values.numel()
 
 
 def in_private_network(script, *args):
