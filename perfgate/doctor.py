@@ -164,7 +164,7 @@ def _session(measurement: Measurement) -> Session:
 
 
 def _print(findings: Sequence[Finding]) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False)
     columns = ("case", "time", "launches", "twice", "planted", "sees 1", "sees 5", "10%", "5%")
     for column in columns:
         table.add_column(column, justify="left" if column == "case" else "right", no_wrap=True)
