@@ -115,11 +115,13 @@ class ZeroOptimizer:
 
         Squares are added in fp64, where those of finite fp32 numbers cannot overflow.
         """
-        squares = torch.stack(
-            [group.owned.double().square().sum() for group in self.reducer.groups]
-        ).sum()
+        norms = [
+            torch.linalg.vector_norm(group.owned, dtype=torch.float64)
+            for group in self.reducer.groups
+        ]
+        squares = torch.stack(norms).square().sum()
         self._comm.all_reduce(squares, group=self.reducer.topology.group)
-        return math.sqrt(value) if (value := squares.item()) >= 0 else math.nan
+        return float(squares.sqrt())
 
     @property
     def _needs_norm(self) -> bool:
