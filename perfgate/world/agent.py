@@ -13,7 +13,8 @@ from multiprocessing.connection import Connection, wait
 
 from perfgate.world.discovery import Place
 from perfgate.world.environ import rank_environ
-from perfgate.world.local import Host, LocalProcess, open_output
+from perfgate.world.local import Host
+from perfgate.world.process import LocalProcess, open_output
 from perfgate.world.protocol import (
     Ask,
     Exited,

@@ -11,7 +11,7 @@ from typing import Any
 from perfgate.errors import LaunchError, UsageError, WorldError
 from perfgate.model import WorldSpec
 from perfgate.world.crossing import pack_call, unpack
-from perfgate.world.exchange import Exchange
+from perfgate.world.exchange import Exchange, kernel_kills
 from perfgate.world.failure import RankFailure
 from perfgate.world.local import host
 from perfgate.world.machine import Machine, Process, chosen
@@ -39,6 +39,7 @@ class World:
         self._machine = machine
         self._processes = processes
         self._calls = 0
+        self._kernel_kills = kernel_kills()
 
     @classmethod
     def start(
@@ -54,7 +55,7 @@ class World:
 
         :param output: a folder for ``rank<n>.log``; without it, nameless files in memory.
         :param passthrough: let ranks write to this process's own output.
-        :param watched: note each rank's collectives (about a microsecond a call), so that a
+        :param watched: note each rank's collectives (two or three microseconds each), so that a
             failure tells where each rank was and ranks that disagree are found out.
         :param post_mortem: enter the debugger on a rank whose function raises.
         :raises LaunchError: when ranks cannot be started.
@@ -158,7 +159,7 @@ class World:
         :raises RankFailure: when it did not come; the world is ended.
         """
         __tracebackhide__ = True
-        exchange = Exchange(self._machine, self._processes, deadline_s)
+        exchange = Exchange(self._machine, self._processes, deadline_s, self._kernel_kills)
         try:
             exchange.settle()
             for rank, reply in sorted(exchange.replies.items()):

@@ -34,11 +34,19 @@ _FOREVER_S = 86400.0
 class Exchange:
     """Who has answered, who failed, and until when it may go on.
 
+    :param kernel_kills_before: :func:`kernel_kills` when the world was started.
+
     :ivar replies: answers so far, by rank.
     :ivar failures: failures so far, by rank.
     """
 
-    def __init__(self, machine: Machine, processes: Sequence[Process], deadline_s: float) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        processes: Sequence[Process],
+        deadline_s: float,
+        kernel_kills_before: int,
+    ) -> None:
         self.replies: dict[int, Reply] = {}
         self.failures: dict[int, Failure] = {}
         self._machine = machine
@@ -48,7 +56,7 @@ class Exchange:
         self._deadline = time.monotonic() + deadline_s
         self._paused: set[int] = set()
         self._seen: dict[int, tuple[Collective, ...]] = {}
-        self._kernel_kills = kernel_kills()
+        self._kernel_kills = kernel_kills_before
 
     @property
     def in_order(self) -> bool:

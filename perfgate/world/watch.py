@@ -1,6 +1,6 @@
 """Note each collective that a rank begins, so that a failure can tell what the ranks were at.
 
-Costs about a microsecond a call; worlds that measure leave it off (``Seat.watched``).
+Costs two or three microseconds a call; worlds that measure leave it off (``Seat.watched``).
 """
 
 from __future__ import annotations

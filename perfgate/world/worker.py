@@ -1,7 +1,6 @@
 """The loop in a rank: join the group, run what comes, say what came of it.
 
-A rank knows nothing of pytest, baselines or verdicts. Outcomes that pytest raises as exceptions
-(skip, xfail) are told by their names, so that this module need not import it.
+A rank knows nothing of pytest, baselines or verdicts.
 """
 
 from __future__ import annotations
@@ -15,28 +14,24 @@ import os
 import pickle
 import random
 import sys
-import time
-import traceback
 import warnings
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from perfgate.errors import UsageError
+from perfgate.world.caught import failure_of
 from perfgate.world.cover import start_coverage
 from perfgate.world.crossing import pack, unpack
 from perfgate.world.debug import enter_post_mortem, install_breakpoint
+from perfgate.world.device import choose_gpu
 from perfgate.world.parcel import Parcel, discard, lay_out
 from perfgate.world.protocol import (
     STACK_SIGNAL,
     Call,
-    Failure,
-    Frame,
     Reply,
     Seat,
     Stop,
@@ -45,14 +40,8 @@ from perfgate.world.protocol import (
 )
 from perfgate.world.watch import Watch
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TORCH_DISTRIBUTED = os.path.dirname(dist.__file__) + os.sep
 #: The controller's deadlines come first; no group ever waits for its own.
 _GROUP_TIMEOUT_S = 86400.0
-_MESSAGE_CHARACTERS = 8_000
-_OUTCOMES = {"Skipped": "skipped", "XFailed": "xfailed"}
-_PEER_LOST = ("connection closed by peer", "connection reset by peer", "connection refused",
-              "timed out waiting", "broken pipe", "remote process exited")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +91,7 @@ def serve(seat: Seat, files: Files) -> NoReturn:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the controller is to know
-        send(connection, Reply(rank=seat.rank, number=0, failure=_failure(seat.rank, error)))
+        send(connection, Reply(rank=seat.rank, number=0, failure=failure_of(seat.rank, error)))
     _leave()
 
 
@@ -149,28 +138,6 @@ def _join(seat: Seat, files: Files) -> Rank:
     return Rank(seat.rank, spec.size, device)
 
 
-def choose_gpu(seat: Seat, gpus: int) -> int:
-    """Return a rank's GPU of this machine's: one each for nccl, shared where gloo has to.
-
-    :raises UsageError: where there is none, or nccl would have to share one.
-    """
-    ranks = int(seat.environ["LOCAL_WORLD_SIZE"])
-    first = int(seat.environ["PERFGATE_FIRST_GPU"])
-    if gpus == 0:
-        raise UsageError(f"the world {seat.spec} needs a GPU and torch sees none; use device='cpu'")
-    if seat.spec.backend == "nccl" and ranks > gpus:
-        raise UsageError(
-            f"nccl takes one GPU a rank: {ranks} ranks, {gpus} GPU{'s' if gpus > 1 else ''} on "
-            "this machine; use fewer ranks or backend='gloo', which can share one"
-        )
-    if seat.spec.backend == "nccl" and first + ranks > gpus:
-        raise UsageError(
-            f"xdist's worker {seat.environ.get('PYTEST_XDIST_WORKER')} would need GPUs {first}-"
-            f"{first + ranks - 1} of {gpus}, and nccl cannot share one; use a smaller -n"
-        )
-    return (first + seat.local_rank) % gpus
-
-
 def _answer(call: Call, rank: Rank, seat: Seat, watch: Watch) -> Reply:
     group = dist.GroupMember.WORLD
     with warnings.catch_warnings(record=True) as caught:
@@ -192,7 +159,7 @@ def _run(call: Call, rank: Rank, seat: Seat) -> Reply:
     except BaseException as error:  # noqa: BLE001 - whatever it is, the controller is to know
         if seat.post_mortem and seat.terminal:
             enter_post_mortem(error)
-        failure = _failure(rank.index, error)
+        failure = failure_of(rank.index, error)
         return Reply(rank=rank.index, number=call.number, failure=failure)
     return Reply(rank=rank.index, number=call.number, value=value, parcel=parcel)
 
@@ -206,67 +173,6 @@ def _crossing(result: Any, shares_memory: bool) -> tuple[bytes, Parcel | None]:
             f"the result, a {type(result).__name__}, cannot cross to the controller: {error}"
         ) from error
     return data, lay_out(buffers) if buffers else None
-
-
-def _failure(rank: int, error: BaseException) -> Failure:
-    outcome = _OUTCOMES.get(type(error).__name__)
-    text = "".join(traceback.format_exception_only(type(error), error)).strip()
-    message = str(error) if outcome else text
-    return Failure(
-        rank=rank,
-        kind=outcome or "raised",
-        type_name=type(error).__name__,
-        message=_shorten(message),
-        frames=_frames(error.__traceback__),
-        peer_lost=isinstance(error, RuntimeError) and _is_echo(message),
-        in_collective=isinstance(error, RuntimeError) and _inside_torch(error.__traceback__),
-        at_ns=time.monotonic_ns(),
-        exception=_pickled(error),
-    )
-
-
-def _shorten(message: str) -> str:
-    left_out = len(message) - _MESSAGE_CHARACTERS
-    if left_out <= 0:
-        return message
-    return f"{message[:_MESSAGE_CHARACTERS]} ... {left_out} characters more"
-
-
-def _is_echo(message: str) -> bool:
-    text = message.lower()
-    return any(phrase in text for phrase in _PEER_LOST)
-
-
-def _inside_torch(tb: TracebackType | None) -> bool:
-    while tb is not None and tb.tb_next is not None:
-        tb = tb.tb_next
-    return tb is not None and tb.tb_frame.f_code.co_filename.startswith(_TORCH_DISTRIBUTED)
-
-
-def _pickled(error: BaseException) -> bytes | None:
-    try:
-        data = pack(error)
-        unpack(data)
-    except Exception:  # noqa: BLE001 - an exception's own __reduce__ may raise anything
-        return None
-    return data
-
-
-def _frames(tb: TracebackType | None) -> tuple[Frame, ...]:
-    frames = []
-    while tb is not None:
-        code = tb.tb_frame.f_code
-        if not code.co_filename.startswith(_PACKAGE + "world"):
-            frames.append(
-                Frame(
-                    path=code.co_filename,
-                    line=tb.tb_lineno,
-                    function=code.co_name,
-                    first_line=code.co_firstlineno,
-                )
-            )
-        tb = tb.tb_next
-    return tuple(frames)
 
 
 def _leave() -> NoReturn:

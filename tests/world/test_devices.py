@@ -11,9 +11,9 @@ import torch.distributed as dist
 from perfgate import World, WorldSpec
 from perfgate.errors import UsageError
 from perfgate.world.crossing import ship_by_value
+from perfgate.world.device import choose_gpu
 from perfgate.world.environ import rank_environ
 from perfgate.world.protocol import Seat
-from perfgate.world.worker import choose_gpu
 
 ship_by_value(sys.modules[__name__])
 
