@@ -193,7 +193,7 @@ twice        unchanged code, measured again
 planted      code slowed down by {planted}
 sees 1, 5    the smallest slowdown found in 95 % of runs of {cases} cases, with so
              many stored sessions
-10%, 5%      what would find that much: sessions x launches (--perfgate-launches)
+10%, 5%      what would find that much: sessions x launches of each
 """
 
 
