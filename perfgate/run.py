@@ -37,6 +37,8 @@ from perfgate.world.pool import LastingWorld, Worlds
 
 RUN_ALPHA = 0.01
 CONFIRMING_LAUNCHES = 2
+#: A baseline is measured once and compared with often.
+STORED_LAUNCHES = 2
 Tell = Callable[[Case, str], None]
 
 
@@ -136,6 +138,8 @@ class Run:
         where = where or self.environment
         proof = self.proof
         effort = Effort.share(self.settings.budget_s, self.planned, self.settings.launches)
+        if self.settings.refresh:
+            effort = effort.times(STORED_LAUNCHES)
         measurement = self._measure(case, where, timing, effort, "")
         verdict = judgement.decide(measurement)
         if judgement.flags(verdict):
