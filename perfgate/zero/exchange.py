@@ -19,20 +19,21 @@ _CHUNK_NUMEL = 1 << 16
 class Exchange:
     """Send each owner its part as it is; the owner adds the parts up by rank, in fp32 or wider.
 
-    On gloo the parts go from rank to rank in segments, and a segment is added up while the next
-    ones travel. Elsewhere it is one ``all_to_all_single``.
+    One ``all_to_all_single``, but on gloo for parts longer than a segment: those go from rank to
+    rank in segments, and a segment is added up while the next ones travel.
 
     :param segment_bytes: what travels at a time on gloo.
     """
 
-    segment_bytes: int = 4 << 20
+    segment_bytes: int = 8 << 20
 
     name: ClassVar[str] = "exchange"
 
     def start(self, message: Message) -> Pending:
         """Enter the exchange."""
-        if dist.get_backend(message.group) == "gloo":
-            length = max(1, self.segment_bytes // message.data.element_size())
+        length = max(1, self.segment_bytes // message.data.element_size())
+        long = max(message.counts) > length
+        if long and dist.get_backend(message.group) == "gloo":
             rows, segments = _send_segments(message, length)
         else:
             rows, segments = _send_at_once(message)

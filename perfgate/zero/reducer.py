@@ -10,8 +10,8 @@ all_reduce      ``all_reduce``                            2(n-1)/n of S        t
 reduce          ``reduce`` to each owner                  (n-1)/n of S         the backend's
 reduce_scatter  ``reduce_scatter_tensor``, or the list    (n-1)/n of S [1]_    the backend's
                 form where owners get unequal parts
-exchange        ``all_to_all_single`` (gloo: ``isend``    (n-1)/n of S         by rank, in fp32 or
-                and ``irecv``), then a local sum                               wider
+exchange        ``all_to_all_single``, on gloo ``isend``  (n-1)/n of S         by rank, in fp32 or
+                and ``irecv`` for long parts; local sum                        wider
 =============== ========================================= ==================== ==================
 
 .. [1] gloo's reduce-scatter is an all-reduce inside and moves twice as much.
