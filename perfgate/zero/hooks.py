@@ -91,6 +91,11 @@ class GradientReducer:
         """Whether this micro-batch's gradients are sent."""
         return self.config.stage == 2 or self._micro_batch == self.micro_batches - 1
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the buffers that gradients travel in; made once and used again."""
+        return self._pipeline.size_bytes
+
     def attach(self) -> GradientReducer:
         """Take each parameter's gradient as soon as backward has accumulated it."""
         for key in self._keys:

@@ -78,6 +78,11 @@ class Pipeline:
             slot.settle()
 
     @property
+    def size_bytes(self) -> int:
+        """Bytes of the buffers that buckets travel in."""
+        return sum(slot.size_bytes for slot in self._slots)
+
+    @property
     def _slot(self) -> Slot:
         return self._slots[self._next % len(self._slots)]
 

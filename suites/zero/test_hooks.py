@@ -102,6 +102,26 @@ def test_stage_1_sends_once_a_step_and_stage_2_every_micro_batch(rank, counted):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+def test_buffers_are_made_once_and_no_larger_than_buckets_need(strategy, overlap):
+    """A message, what is received for it and its sum, for each bucket under way."""
+    bucket = 300
+    params = [torch.nn.Parameter(torch.zeros(100)) for _ in range(12)]
+    named = [(str(index), param) for index, param in enumerate(params)]
+    config = ZeroConfig(stage=2, reduce_bucket_size=bucket, overlap_comm=overlap)
+    reducer = GradientReducer(named, config, strategy=strategy).attach()
+    held = []
+    for _ in range(4):
+        sum(param.sum() for param in params).backward()
+        reducer.end_micro_batch()
+        held.append(reducer.buffer_bytes)
+    assert held[1:] == held[1:2] * 3
+    under_way = 2 if overlap else 1
+    assert bucket * 4 <= held[-1] <= under_way * 4 * bucket * 4
+
+
+@pytest.mark.ranks(2)
 def test_unused_parameters_are_told_where_they_are_not_allowed():
     used, unused = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
     config = ZeroConfig(stage=2, ignore_unused_parameters=False)
