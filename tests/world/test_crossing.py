@@ -8,6 +8,7 @@ import sys
 import threading
 import warnings
 import xml.etree.ElementTree
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
@@ -84,6 +85,18 @@ def test_tensors_outlive_their_rank() -> None:
     with World.start() as world:
         results = world.run(torch.ones, 1 << 22)
     assert [float(result.sum()) for result in results] == [1 << 22, 1 << 22]
+
+
+def test_large_tensor_is_mapped_not_copied(world) -> None:
+    for result in world.run(torch.ones, 1 << 20):
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        spans = [[int(end, 16) for end in line.split()[0].split("-")] for line in lines]
+        (line,) = (
+            line
+            for line, (start, end) in zip(lines, spans, strict=True)
+            if start <= result.data_ptr() < end
+        )
+        assert "perfgate-result" in line
 
 
 def test_large_arrays_and_views(world) -> None:

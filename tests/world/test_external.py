@@ -29,6 +29,8 @@ SUITE = """
         dist.all_reduce(x)
         assert x.tolist() == [6.0] * 8
         assert os.environ["RANK"] == str(rank.index)
+        local_size = int(os.environ["LOCAL_WORLD_SIZE"])
+        assert int(os.environ["LOCAL_RANK"]) == rank.index % local_size
 
     @pytest.mark.ranks(2)
     def test_smaller_world(rank):

@@ -69,7 +69,7 @@ def leave_ignoring_signals() -> int:
 @pytest.mark.parametrize("end", ["closed", "failed"])
 def test_processes_that_ranks_left_end_with_the_world(leave, end, gone) -> None:
     with World.start() as bystander, World.start() as world:
-        kept = bystander.run(leave_child)
+        kept = bystander.run(leave_child) + bystander.run(leave_daemon)
         pids = world.run(leave)
         assert world.run(get_rank) == [0, 1]
         if end == "failed":
