@@ -21,7 +21,7 @@ from perfgate.world.failure import (
 )
 from perfgate.world.machine import Machine, Process
 from perfgate.world.protocol import Failure, Paused, Reply, receive
-from perfgate.world.record import Collective, collectives
+from perfgate.world.record import SLOTS, Collective, collectives
 
 #: How long the other ranks may still answer once one has failed: long enough to tell that they
 #: all failed alike, short enough that a waiting rank does not hold up the report.
@@ -81,6 +81,9 @@ class Exchange:
         if all(failure.innocent for failure in failures.values()):
             for rank, step in absence(histories).items():
                 failures[rank] = absent(failures[rank], step)
+        if all(failure.kind == "returned" for failure in failures.values()):
+            forgotten = f"other collectives than the rest, more than {SLOTS} before its last"
+            failures = {rank: disagreed(failures[rank], forgotten) for rank in failures}
         told = [replace(f, last=last(histories[f.rank])) for f in failures.values()]
         return _with_cause(RankFailure(len(self._processes), told))
 
