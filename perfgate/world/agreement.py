@@ -16,15 +16,15 @@ History = Sequence[Collective]
 def disagreement(histories: Mapping[int, History]) -> dict[int, str]:
     """Return what the minority of ranks did where the others did something else.
 
-    Histories are compared by number, on the whole world; a rank whose history ends earlier does
-    not disagree (see :func:`absence`). Where no side is larger, all ranks are named.
+    Histories are compared by number, on the whole world, among the ranks that have come so far
+    (see :func:`absence` for the others). Where no side is larger, all of them are named.
     """
     steps = {rank: _comparable(history) for rank, history in histories.items()}
-    shared = set.intersection(*(set(step) for step in steps.values())) if steps else set()
-    for number in sorted(shared):
-        sides = _sides({rank: step[number] for rank, step in steps.items()})
+    for number in sorted(set().union(*steps.values())):
+        step = {rank: own[number] for rank, own in steps.items() if number in own}
+        sides = _sides(step)
         if len(sides) > 1:
-            return _blamed(sides, {rank: step[number] for rank, step in steps.items()})
+            return _blamed(sides, step)
     return {}
 
 
