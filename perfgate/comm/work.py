@@ -15,6 +15,7 @@ from torch.distributed import Work
 
 from perfgate.comm.device import DeviceCall
 from perfgate.comm.records import Records
+from perfgate.comm.watch import watch
 
 Write = Callable[..., "int | None"]
 """Logs a call that is done, from its latency, enqueue and wait in seconds; returns its index."""
@@ -68,6 +69,21 @@ class Span:
                 self._records.set_wait(self._index, self._wait_s)
 
 
+class End:
+    """The end of one handle's call, which may be seen from several sides and counts once."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self._unseen = [True]  # pop is atomic
+
+    def seen(self) -> None:
+        """Count the handle as done."""
+        now_ns = monotonic_ns()
+        with contextlib.suppress(IndexError):  # seen before
+            self._unseen.pop()
+            self._span.done(now_ns)
+
+
 class LoggedWork(Work):
     """torch's handle with a clock on it. Everything else is the handle's own.
 
@@ -79,10 +95,10 @@ class LoggedWork(Work):
         super().__init__()
         self._work = work
         self._span = span
-        self._open = [True]  # emptied by whoever first sees the end; pop is atomic
+        self._end = End(span)
         if notified:
             with contextlib.suppress(RuntimeError):  # a backend without futures
-                work.get_future().add_done_callback(_closer(self._open, span))
+                watch.follow(work.get_future(), self._end.seen)
 
     def wait(self, *args: Any, **kwargs: Any) -> bool:
         """Wait as torch's handle does, and log how long that took."""
@@ -90,30 +106,15 @@ class LoggedWork(Work):
         result = self._work.wait(*args, **kwargs)
         end_ns = monotonic_ns()
         self._span.waited((end_ns - begin_ns) * 1e-9)
-        _closer(self._open, self._span)()
+        self._end.seen()
         return result
 
     def is_completed(self) -> bool:
         """Ask torch's handle."""
         completed = self._work.is_completed()
         if completed:
-            _closer(self._open, self._span)()
+            self._end.seen()
         return completed
-
-
-def _closer(open_: list[bool], span: Span) -> Callable[..., None]:
-    # Not a method: a future's callback must not keep the handle alive.
-    def close(future: Any = None) -> None:
-        now_ns = monotonic_ns()
-        try:
-            open_.pop()
-            if future is not None:
-                future.value()
-        except (IndexError, RuntimeError):  # seen before, or failed
-            return
-        span.done(now_ns)
-
-    return close
 
 
 def _delegate(name: str) -> Callable[..., Any]:
@@ -154,7 +155,7 @@ def timed(
         shared = span(len(result), device)
         return [LoggedWork(work, shared, notified=notified) for work in result]
     if isinstance(result, torch._C.Future):
-        result.add_done_callback(_closer([True], span(1, device)))
+        watch.follow(result, End(span(1, device)).seen)
     elif device is not None:
         device.end(write)
     else:
