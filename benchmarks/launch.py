@@ -1,4 +1,4 @@
-# ruff: noqa: D101, D102, D103
+# ruff: noqa: D101, D102, D103, N802 - what it shows is told at the top; unittest names its methods
 """Launching and driving ranks, beside the peers, in one run.
 
     python benchmarks/launch.py [--quick]
@@ -41,7 +41,7 @@ from perfgate.world.pool import Worlds
 os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 SIZE = 2
-EXTRA = 300
+TESTS = 300
 
 
 def reduce() -> None:
@@ -76,17 +76,8 @@ class Continuous(MultiProcContinuousTest):
         return torch.device("cpu")
 
 
-class Few(Continuous):
-    pass
-
-
-class Many(Continuous):
-    pass
-
-
-for case, count in ((Few, 2), (Many, 2 + EXTRA)):
-    for number in range(count):
-        setattr(case, f"test_{number:02}", lambda _: reduce())
+for number in range(TESTS):
+    setattr(Continuous, f"test_{number:03}", lambda _: reduce())
 
 
 class Spawned(MultiProcessTestCase):
@@ -103,18 +94,37 @@ class Spawned(MultiProcessTestCase):
         dist.destroy_process_group()
 
 
-def run_case(case: unittest.TestCase | unittest.TestSuite) -> None:
+class Stopwatch(unittest.TestResult):
+    """Notes how long each test takes, in seconds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.took: list[float] = []
+
+    def startTest(self, test: unittest.TestCase) -> None:
+        super().startTest(test)
+        self.began = time.perf_counter()
+
+    def stopTest(self, test: unittest.TestCase) -> None:
+        self.took.append(time.perf_counter() - self.began)
+        super().stopTest(test)
+
+
+def run_case(case: unittest.TestCase | unittest.TestSuite) -> Stopwatch:
+    result = Stopwatch()
     with open(os.devnull, "w") as sink, contextlib.redirect_stderr(sink):
-        result = unittest.TextTestRunner(stream=sink).run(case)
+        case.run(result)
     assert result.wasSuccessful(), result.errors + result.failures
+    return result
 
 
 def continuous_ms() -> tuple[float, float]:
-    """A test in a living world, and what the class costs once, in milliseconds."""
-    loader = unittest.defaultTestLoader
-    class_s = seconds(lambda: run_case(loader.loadTestsFromTestCase(Few)))
-    many_s = seconds(lambda: run_case(loader.loadTestsFromTestCase(Many)))
-    return (many_s - class_s) / EXTRA * 1e3, class_s * 1e3
+    """A test in a living world, and what a class costs besides its tests, in milliseconds."""
+    suite = unittest.defaultTestLoader.loadTestsFromTestCase(Continuous)
+    began = time.perf_counter()
+    took = run_case(suite).took
+    whole_s = time.perf_counter() - began
+    return statistics.median(took) * 1e3, (whole_s - sum(took)) * 1e3
 
 
 def _stand_in(rank: int, path: str) -> None:
