@@ -176,13 +176,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     from perfgate.report.sinks import deliver, usual_sinks
 
     run.worlds.close()
-    if run.settings.gated and run.verdicts:
+    if not run.verdicts:
+        return
+    if run.settings.refresh:
         try:
-            if run.settings.refresh:
-                run.take_in()
-        finally:
-            sinks = usual_sinks(run.settings.report)
-            run.failed_reports += deliver(run.record(_plants()), sinks)
+            run.take_in()
+        except BaselineError as error:
+            run.failed_reports.append(f"NOT STORED: {error}")
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    sinks = usual_sinks(run.settings.report)
+    run.failed_reports += deliver(run.record(_plants()), sinks)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -162,6 +162,15 @@ def test_a_baseline_cut_in_half_is_named_and_left_alone(refreshed, baseline_file
     assert path.read_text() == text[: len(text) // 2]
 
 
+def test_a_session_that_cannot_be_stored_fails_the_run_and_keeps_its_record(refreshed, measured):
+    (measured.path / "baselines/.lock").unlink(missing_ok=True)
+    (measured.path / "baselines/.lock").mkdir()
+    result = refreshed("--perfgate-refresh", "-k", "short")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["NOT STORED: *cannot lock the baseline*"])
+    assert json.loads((measured.path / ".perfgate/run.json").read_text())["measured"]
+
+
 def test_reports_are_written_and_one_that_cannot_be_is_named(refreshed, measured, monkeypatch):
     summary = measured.path / "step.md"
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
