@@ -303,11 +303,14 @@ def test_a_handle_whose_call_fails_is_not_logged(rank):
 
 
 LEAVES_EARLY = """
-import sys, torch, torch.distributed as torchs, perfgate.comm as dist
+import ctypes, sys, torch, torch.distributed as torchs, perfgate.comm as dist
 rank, path = int(sys.argv[1]), sys.argv[2]
 torchs.init_process_group("gloo", store=torchs.FileStore(path, 2), rank=rank, world_size=2)
 dist.configure({"enabled": True})
-handles = [dist.all_reduce(torch.ones(8_000_000), async_op=True) for _ in range(3)]
+tensors = [torch.ones(8_000_000) for _ in range(3)]
+for tensor in tensors:  # for ever: torch aborts if a thread of its own is the last to hold one
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(tensor))
+handles = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
 """
 
 

@@ -50,8 +50,8 @@ class Call:
 
 def tensor_bytes(value: Any) -> int:
     """Return the bytes of a tensor, or of all tensors in nested lists; nothing holds none."""
-    if isinstance(value, (list, tuple)):
-        return sum(tensor_bytes(part) for part in value)
+    if isinstance(value, list):
+        return sum(map(tensor_bytes, value))
     size: int = value.numel() * value.element_size()
     return size
 

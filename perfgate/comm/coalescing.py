@@ -37,10 +37,10 @@ class Batch:
 _open: dict[ProcessGroup, Batch] = {}
 
 
-def coalesces(group: ProcessGroup | None) -> bool:
+def coalesces(group: ProcessGroup) -> bool:
     """Whether calls on this group are being collected by a manager, torch's or ours."""
     states = distributed_c10d._world.pg_coalesce_state
-    return bool(states) and (group or GroupMember.WORLD) in states
+    return bool(states) and group in states
 
 
 def join_batch(

@@ -69,6 +69,11 @@ def drop_in(call: Call, module: Any = torch.distributed) -> Callable[..., Any]:
     return made
 
 
+def call_module(function: Callable[..., Any], module: Any) -> None:
+    """Let a function made by :func:`drop_in` call what stands in another module from now on."""
+    function.__globals__["_module"] = module
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {name: drop_in(call) for name, call in CALLS.items() if hasattr(torch.distributed, name)}
 )

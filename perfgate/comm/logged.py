@@ -87,11 +87,9 @@ def logged(
     Nothing is looked at before torch has accepted the arguments, so that what is wrong with
     them is said by torch.
     """
-    if getattr(function, "passes_logger", False):  # torch's own name for it is logged too
-        function = function.__wrapped__  # type: ignore[attr-defined]
+    selector = None if prof else log_name or target.name
     if not target.collective:
         function = partial(point_to_point, target.group(arguments), function)
-    selector = None if prof else log_name or target.name
     if selector is not None and not comms_logger.selects(selector):
         return function(*arguments)
     records = comms_logger.records

@@ -10,7 +10,7 @@ import torch.distributed
 
 from perfgate.comm.calls import CALLS
 from perfgate.comm.coalescing import coalescing_manager
-from perfgate.comm.drop_in import FUNCTIONS, P2POp, drop_in
+from perfgate.comm.drop_in import FUNCTIONS, P2POp, call_module, drop_in
 
 
 class TorchCalls:
@@ -28,17 +28,20 @@ class TorchCalls:
             self._replaced: dict[str, Any] = {}
             return
         self._replaced = torchs
-        ours = {name: drop_in(CALLS[name], SimpleNamespace(**torchs)) for name in FUNCTIONS}
-        self._put(ours | {"P2POp": P2POp, "_coalescing_manager": coalescing_manager})
+        whole = SimpleNamespace(**torchs)
+        ours = {name: drop_in(CALLS[name], whole) for name in FUNCTIONS}
+        self._put(ours | {"P2POp": P2POp, "_coalescing_manager": coalescing_manager}, whole)
 
     @staticmethod
-    def _put(functions: Mapping[str, Any]) -> None:
+    def _put(functions: Mapping[str, Any], called_by_ours: Any) -> None:
         for name, function in functions.items():
             setattr(torch.distributed, name, function)
+            if name in FUNCTIONS:  # which would be logged twice
+                call_module(FUNCTIONS[name], called_by_ours)
 
     def remove(self) -> None:
         """Put torch.distributed's own functions back."""
-        self._put(self._replaced)
+        self._put(self._replaced, torch.distributed)
 
     def __enter__(self) -> TorchCalls:
         return self
