@@ -45,11 +45,15 @@ def costs(ours: LoggedLayer, theirs: LoggedLayer) -> int:
     """Compare what a call costs over a bare one, logged and not."""
     tensor = torch.ones(SIZE_BYTES // 4)
 
+    for layer in (ours, theirs):
+        layer.restart()
+
     def block(layer: LoggedLayer | None, **switches: bool) -> float:
         call = torch.distributed.all_reduce if layer is None else layer.comm.all_reduce
         if layer is not None:
-            layer.restart(**switches)
+            layer.comm.configure(**switches)
             forget_timers(layer)
+        call(tensor)
         begin = time.perf_counter()
         for _ in range(CALLS):
             call(tensor)
@@ -58,9 +62,9 @@ def costs(ours: LoggedLayer, theirs: LoggedLayer) -> int:
     arms: dict[str, Callable[[], float]] = {
         "bare": lambda: block(None),
         "ours off": lambda: block(ours, enabled=False),
-        "ours on": lambda: block(ours),
+        "ours on": lambda: block(ours, enabled=True),
         "theirs off": lambda: block(theirs, enabled=False),
-        "theirs on": lambda: block(theirs),
+        "theirs on": lambda: block(theirs, enabled=True),
     }
     times_us: dict[str, list[float]] = {name: [] for name in arms}
     gc.disable()
