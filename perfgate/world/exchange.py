@@ -183,8 +183,10 @@ def _dump_stacks(processes: Sequence[Process]) -> None:
         process.ask_stack()
     until = time.monotonic() + _STACK_DEADLINE_S
     able = [process for process in processes if process.state() not in ("T", "t")]
-    while time.monotonic() < until and not all(process.stack() for process in able):
+    before, now = [""], [process.stack() for process in able]
+    while time.monotonic() < until and (before != now or not all(now)):  # one may be half written
         time.sleep(0.01)
+        before, now = now, [process.stack() for process in able]
 
 
 def _with_cause(failure: RankFailure) -> RankFailure:

@@ -43,8 +43,7 @@ class LocalProcess:
 
     def stack(self) -> str:
         """Return the stacks that it has written."""
-        self._stacks.seek(0)
-        return self._stacks.read().decode(errors="replace")
+        return read_beside(self._stacks.fileno(), 0).decode(errors="replace")
 
     def record(self) -> bytes:
         """Return the record of its collectives."""
@@ -61,8 +60,7 @@ class LocalProcess:
         """Return what it has written since this was last asked."""
         if self._output is None or self._output.closed:
             return b""
-        self._output.seek(self._read)
-        data = self._output.read()
+        data = read_beside(self._output.fileno(), self._read)
         self._read += len(data)
         return data
 
@@ -74,6 +72,18 @@ class LocalProcess:
             self._record.close()
         if self._output is not None:
             self._output.close()
+
+
+def read_beside(descriptor: int, start: int) -> bytes:
+    """Return what stands in a file from ``start`` on, without moving the place in it.
+
+    A rank shares that place with us, and may be writing.
+    """
+    pieces = []
+    while piece := os.pread(descriptor, 1 << 20, start):
+        pieces.append(piece)
+        start += len(piece)
+    return b"".join(pieces)
 
 
 def open_output(directory: Path | None, rank: int) -> BinaryIO:

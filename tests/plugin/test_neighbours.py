@@ -46,7 +46,7 @@ def test_select_by_keyword(suite):
 
 
 def test_stop_at_the_first_failure(suite):
-    result = suite.runpytest_inprocess("-x", "-k", "two or three")
+    result = suite.runpytest_inprocess("-x", "-k", "two or three", "-p", "no:randomly")
     result.assert_outcomes(failed=1, deselected=2)
 
 
