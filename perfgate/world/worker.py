@@ -101,9 +101,10 @@ def _settle(seat: Seat, files: Files) -> None:
     os.dup2(files.output, 2)
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
+    # Whole lines, also under PYTHONUNBUFFERED: ranks that share an output would mix their words.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(line_buffering=True)
+            stream.reconfigure(line_buffering=True, write_through=False)
     os.environ.clear()
     os.environ.update(seat.environ)
     os.chdir(seat.cwd)

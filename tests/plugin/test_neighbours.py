@@ -148,13 +148,17 @@ def test_coverage_of_rank_code(pytester):
     result.stdout.re_match_lines([r"library\.py +6 +1 +83% +7"])
 
 
-def test_output_of_ranks_passes_through(pytester):
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_output_of_ranks_passes_through(pytester, monkeypatch, unbuffered):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     pytester.makepyfile("""
-        import pytest
+        import pytest, torch.distributed as dist
 
         @pytest.mark.ranks(2)
         def test_prints(rank):
-            print("rank", rank.index, "speaks")
+            for _ in range(20):
+                dist.barrier()
+                print("rank", rank.index, "speaks")
     """)
     result = pytester.runpytest_subprocess("-s", "-p", "no:randomly")
     result.assert_outcomes(passed=1)
