@@ -162,7 +162,8 @@ def test_output_of_ranks_passes_through(pytester, monkeypatch, unbuffered):
     """)
     result = pytester.runpytest_subprocess("-s", "-p", "no:randomly")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines_random(["*rank 0 speaks*", "*rank 1 speaks*"])
+    whole = [line for line in result.outlines if line in ("rank 0 speaks", "rank 1 speaks")]
+    assert len(whole) >= 39  # the first may stand behind the file's name
 
 
 def test_output_of_ranks_is_shown_on_failure_and_kept(pytester):
