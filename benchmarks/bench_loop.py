@@ -23,7 +23,7 @@ from perfgate.bench.timing import time_arms
 from perfgate.comm.ops import BoundOp, get_op
 
 LAUNCHES = 7
-CALLS = {4 * 2**10: 400, 256 * 2**10: 300, 4 * 2**20: 100}
+CALLS = {4 * 2**10: 400, 256 * 2**10: 300, 4 * 2**20: 300}
 
 
 def by_hand(bound: BoundOp, call: int) -> int:
