@@ -18,6 +18,8 @@ from perfgate.world.pool import Worlds
 
 LAUNCH_OVERHEAD_S = 0.09
 MIN_LAUNCH_S, MAX_LAUNCH_S = 0.05, 0.8
+#: Launches take turns among so many memory layouts, so that none makes the whole session.
+LAYOUTS = 4
 _TRIAL_CALLS = 2
 
 
@@ -115,7 +117,7 @@ def measure(
     before = Conditions.read()
     for number in range(1, effort.launches + 1):
         tell(number)
-        with worlds.fresh(case.world) as world:
+        with worlds.fresh(case.world, place=number % LAYOUTS) as world:
             timed = timing.once(world, extent)
         problem = timed.problem
         if not problem and (timed.times_ns <= 0).any():

@@ -199,6 +199,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def _start_run(session: pytest.Session) -> Run:
+    from perfgate.measure import LAYOUTS
     from perfgate.report.progress import Progress
     from perfgate.run import Run
     from perfgate.world.local import host
@@ -206,7 +207,8 @@ def _start_run(session: pytest.Session) -> Run:
 
     config = session.config
     settings = config.stash[SETTINGS]
-    host()
+    for place in range(LAYOUTS if settings.gated else 1):
+        host(place)  # preloads while the rest goes on
     config.pluginmanager.register(RanksCall(), "perfgate-ranks")
     worlds = Worlds(
         settings.report / "ranks",

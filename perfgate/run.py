@@ -6,7 +6,7 @@ import functools
 import math
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
@@ -15,7 +15,7 @@ from perfgate.gate.baseline import BaselineStore
 from perfgate.gate.conditions import Conditions
 from perfgate.gate.conditions import problems as spoiled
 from perfgate.gate.environment import Environment
-from perfgate.gate.noise import pool_sessions
+from perfgate.gate.noise import pool_sessions, steadiest_figure
 from perfgate.gate.ratio import PORTABLE
 from perfgate.gate.stats import Component
 from perfgate.judgement import AgainstBaseline, AgainstPortable, Judgement
@@ -37,6 +37,8 @@ from perfgate.world.pool import LastingWorld, Worlds
 
 RUN_ALPHA = 0.01
 CONFIRMING_LAUNCHES = 2
+#: What a case may be compared by, the one to prefer first.
+FIGURES = ("p25_s", "p10_s")
 #: A baseline is measured once and compared with often.
 STORED_LAUNCHES = 2
 Tell = Callable[[Case, str], None]
@@ -166,7 +168,10 @@ class Run:
                 files.setdefault((m.portable, m.suite), {})[m.case_id] = m.session
         for (portable, suite), sessions in files.items():
             where = PORTABLE if portable else self.environment
+            known = self._baselines(where, suite)[0]
             self._stored.append(self.store.add(where, suite, sessions))
+            if not portable:
+                self.store.calibrate(where, suite, _steadiest(sessions, known))
 
     def near_misses(self) -> tuple[str, ...]:
         """Return how the nearest stored environment differs, where nothing fits this one."""
@@ -242,6 +247,15 @@ class Run:
             baselines = self.store.load(where, suite)
             self._opened[path] = baselines, pool_sessions(baselines.values())
         return self._opened[path]
+
+
+def _steadiest(sessions: Mapping[str, Session], known: Container[str]) -> dict[str, str]:
+    """Return the figure that each new case is to be compared by, now and later."""
+    return {
+        case_id: steadiest_figure([session], FIGURES)
+        for case_id, session in sessions.items()
+        if case_id not in known
+    }
 
 
 def suite_of(test: str) -> str:

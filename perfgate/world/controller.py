@@ -50,6 +50,7 @@ class World:
         passthrough: bool = False,
         watched: bool = True,
         post_mortem: bool = False,
+        place: int = 0,
     ) -> World:
         """Launch a world and wait until its process group is up.
 
@@ -58,12 +59,13 @@ class World:
         :param watched: note each rank's collectives (two or three microseconds each), so that a
             failure tells where each rank was and ranks that disagree are found out.
         :param post_mortem: enter the debugger on a rank whose function raises.
+        :param place: the zygote to launch from, where worlds start on this machine alone.
         :raises LaunchError: when ranks cannot be started.
         :raises RankFailure: when a rank fails while joining.
         :raises UsageError: when this machine has too few GPUs for what is asked.
         """
         spec = spec or WorldSpec()
-        machine = chosen() or host()
+        machine = chosen() or host(place)
         processes = machine.launch(
             spec, output=output, passthrough=passthrough, watched=watched, post_mortem=post_mortem
         )

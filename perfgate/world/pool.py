@@ -49,10 +49,11 @@ class Worlds:
         self._living[spec] = world
         return world
 
-    def fresh(self, spec: WorldSpec, *, watched: bool = False) -> World:
+    def fresh(self, spec: WorldSpec, *, watched: bool = False, place: int = 0) -> World:
         """Launch a world that only the caller holds, and is to close.
 
         :param watched: whether to note its collectives; off, because it is for measuring.
+        :param place: the zygote to launch from; each has a memory layout of its own.
         :raises LaunchError: when ranks cannot be started.
         :raises RankFailure: when a rank fails while joining.
         """
@@ -64,6 +65,7 @@ class Worlds:
             passthrough=self._passthrough,
             watched=watched,
             post_mortem=self._post_mortem,
+            place=place,
         )
 
     def lasting(self, spec: WorldSpec) -> LastingWorld:
