@@ -7,7 +7,8 @@ _COMMON = {
     "suppress_health_check": list(HealthCheck),
     "print_blob": True,
 }
-settings.register_profile("default", max_examples=15, derandomize=True, **_COMMON)
+for name in ("default", "ci"):  # Hypothesis chooses the second itself where CI is set
+    settings.register_profile(name, max_examples=15, derandomize=True, **_COMMON)
 settings.register_profile("thorough", max_examples=500, **_COMMON)
 settings.register_profile(
     "first-failure",
