@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 SETTINGS = pytest.StashKey[Settings]()
 RUN = pytest.StashKey["Run"]()
+RECORD = pytest.StashKey["RunRecord"]()
 GATE = pytest.StashKey["Gate"]()
 
 _MARKERS = (
@@ -184,18 +185,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         except BaselineError as error:
             run.failed_reports.append(f"NOT STORED: {error}")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    sinks = usual_sinks(run.settings.report)
-    run.failed_reports += deliver(run.record(_plants()), sinks)
+    session.config.stash[RECORD] = record = run.record(_plants())
+    run.failed_reports += deliver(record, usual_sinks(run.settings.report))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the table, and what to do next."""
-    run = terminalreporter.config.stash.get(RUN, None)
-    if run is None or not run.verdicts:
+    stash = terminalreporter.config.stash
+    if (record := stash.get(RECORD, None)) is None:
         return
     from perfgate.report.terminal import summarise
 
-    summarise(terminalreporter, run.record(_plants()), run.failed_reports)
+    summarise(terminalreporter, record, stash[RUN].failed_reports)
 
 
 def _start_run(session: pytest.Session) -> Run:
