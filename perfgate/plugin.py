@@ -14,12 +14,13 @@ from perfgate.options import Settings, add_options, read_settings
 
 if TYPE_CHECKING:
     from perfgate.fixture import Gate
+    from perfgate.report.record import RunRecord
     from perfgate.run import Run
     from perfgate.world.pool import LastingWorld
 
 SETTINGS = pytest.StashKey[Settings]()
 RUN = pytest.StashKey["Run"]()
-RECORD = pytest.StashKey["RunRecord"]()
+RECORD: pytest.StashKey[RunRecord] = pytest.StashKey()
 GATE = pytest.StashKey["Gate"]()
 
 _MARKERS = (
