@@ -1,7 +1,13 @@
-"""Measuring a case: fresh launches, one after the other, each one replicate."""
+"""Measuring a case: fresh launches, one after the other, each one replicate.
+
+Ranks that are timed run ahead of all other processes, where that is permitted, and processors
+are kept awake meanwhile: on an idle two-core virtual machine the spread between launches of
+identical code then is 0.01 to 0.06 in log time, in place of 0.05 to 0.40.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,9 +17,12 @@ from perfgate.errors import UsageError
 from perfgate.gate.conditions import Conditions, others_share
 from perfgate.gate.ratio import paired_ratios
 from perfgate.gate.stats import summarise
-from perfgate.model import Case, Launch, Measurement
+from perfgate.model import Case, Launch, Measurement, WorldSpec
+from perfgate.scheduling import REAL_TIME, permitted
+from perfgate.world.awake import Awake
 from perfgate.world.controller import RankFailure, World
 from perfgate.world.crossing import OnRank
+from perfgate.world.machine import chosen
 from perfgate.world.pool import Worlds
 
 LAUNCH_OVERHEAD_S = 0.09
@@ -115,18 +124,15 @@ def measure(
     problems: tuple[str, ...] = ()
     extent = Extent(budget_s=effort.launch_s)
     before = Conditions.read()
-    for number in range(1, effort.launches + 1):
-        tell(number)
-        with worlds.fresh(case.world, place=number % LAYOUTS) as world:
-            timed = timing.once(world, extent)
-        problem = timed.problem
-        if not problem and (timed.times_ns <= 0).any():
-            problem = "a call took no time: below the clock's resolution"
-        if problem:
-            problems = (problem,)
-            break
-        launches.append(timing.launch(timed))
-        extent = replace(extent, calls=timed.times_ns.shape[-1], seed=number)
+    with undisturbed(case.world):
+        for number in range(1, effort.launches + 1):
+            tell(number)
+            timed = _launch(case.world, timing, worlds, extent, number)
+            if problem := _problem(timed):
+                problems = (problem,)
+                break
+            launches.append(timing.launch(timed))
+            extent = replace(extent, calls=timed.times_ns.shape[-1], seed=number)
     return Measurement(
         case=case,
         environment=environment,
@@ -134,3 +140,21 @@ def measure(
         problems=problems,
         others_share=others_share(before, Conditions.read()),
     )
+
+
+def undisturbed(spec: WorldSpec) -> contextlib.AbstractContextManager[object]:
+    """Keep this machine's processors awake where that helps what is timed on them."""
+    helps = permitted() == REAL_TIME and spec.device == "cpu" and chosen() is None
+    return Awake() if helps else contextlib.nullcontext()
+
+
+def _launch(spec: WorldSpec, timing: Timing, worlds: Worlds, extent: Extent, number: int) -> Timed:
+    __tracebackhide__ = True
+    with worlds.fresh(spec, scheduling=permitted(), place=number % LAYOUTS) as world:
+        return timing.once(world, extent)
+
+
+def _problem(timed: Timed) -> str:
+    if not timed.problem and (timed.times_ns <= 0).any():
+        return "a call took no time: below the clock's resolution"
+    return timed.problem or ""

@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-BENCHMARK_VERSION = 1
+from perfgate.scheduling import permitted
+
+BENCHMARK_VERSION = 2
 """Raised whenever the way a case is timed changes, which makes older figures incomparable."""
 
 MATTERS = ("NCCL_", "TORCH_NCCL_", "GLOO_", "OMP_", "KMP_", "MKL_NUM", "UCX_")
@@ -56,6 +58,7 @@ class Environment:
             "python": ".".join(platform.python_version_tuple()[:2]),
             "torch": _version("torch"),
             "benchmark": str(BENCHMARK_VERSION),
+            "scheduling": permitted(),
         }
         hard |= {f"backend {name}": version for name, version in (backends or {}).items()}
         hard |= relevant(os.environ if variables is None else variables)

@@ -10,6 +10,7 @@ from typing import Any
 
 from perfgate.errors import LaunchError, UsageError, WorldError
 from perfgate.model import WorldSpec
+from perfgate.scheduling import ORDINARY
 from perfgate.world.crossing import pack_call, unpack
 from perfgate.world.exchange import Exchange, kernel_kills
 from perfgate.world.failure import RankFailure
@@ -49,6 +50,7 @@ class World:
         output: Path | None = None,
         passthrough: bool = False,
         watched: bool = True,
+        scheduling: str = ORDINARY,
         post_mortem: bool = False,
         place: int = 0,
     ) -> World:
@@ -58,6 +60,7 @@ class World:
         :param passthrough: let ranks write to this process's own output.
         :param watched: note each rank's collectives (two or three microseconds each), so that a
             failure tells where each rank was and ranks that disagree are found out.
+        :param scheduling: the class of :mod:`perfgate.scheduling` that its ranks run in.
         :param post_mortem: enter the debugger on a rank whose function raises.
         :param place: the zygote to launch from, where worlds start on this machine alone.
         :raises LaunchError: when ranks cannot be started.
@@ -67,7 +70,12 @@ class World:
         spec = spec or WorldSpec()
         machine = chosen() or host(place)
         processes = machine.launch(
-            spec, output=output, passthrough=passthrough, watched=watched, post_mortem=post_mortem
+            spec,
+            output=output,
+            passthrough=passthrough,
+            watched=watched,
+            scheduling=scheduling,
+            post_mortem=post_mortem,
         )
         world = cls(spec, machine, processes)
         try:

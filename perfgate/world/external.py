@@ -17,6 +17,7 @@ from typing import Any
 
 from perfgate.errors import LaunchError, UsageError
 from perfgate.model import WorldSpec
+from perfgate.scheduling import ORDINARY
 from perfgate.world.discovery import Place
 from perfgate.world.environ import rank_environ
 from perfgate.world.local import host, listen, paths
@@ -81,6 +82,7 @@ class Fleet:
         output: Path | None,
         passthrough: bool,
         watched: bool,
+        scheduling: str = ORDINARY,
         post_mortem: bool = False,  # noqa: ARG002 - no terminal reaches a rank elsewhere
     ) -> Sequence[Process]:
         """Start one process a rank, rank 0 here and the others by their agents.
@@ -96,7 +98,7 @@ class Fleet:
         self.gather()
         self._launches += 1
         with listen(self._host, spec.size) as listener:
-            seat = self._seat(spec, watched, listener.getsockname())
+            seat = self._seat(spec, watched, scheduling, listener.getsockname())
             if output is not None:
                 output.mkdir(parents=True, exist_ok=True)
             remote = [
@@ -158,7 +160,9 @@ class Fleet:
     def _host(self) -> str:
         return self.place.master[0] if self.place.master else LOOPBACK
 
-    def _seat(self, spec: WorldSpec, watched: bool, rendezvous: tuple[str, int]) -> Seat:
+    def _seat(
+        self, spec: WorldSpec, watched: bool, scheduling: str, rendezvous: tuple[str, int]
+    ) -> Seat:
         return Seat(
             rank=0,
             local_rank=self.place.local_rank,
@@ -175,6 +179,7 @@ class Fleet:
                 interface="" if self.place.spans_machines else "lo",
             ),
             watched=watched,
+            scheduling=scheduling,
             shares_memory=not self.place.spans_machines,
         )
 

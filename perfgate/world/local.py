@@ -20,6 +20,7 @@ from typing import BinaryIO, TypeVar
 
 from perfgate.errors import LaunchError
 from perfgate.model import WorldSpec
+from perfgate.scheduling import ORDINARY
 from perfgate.world.environ import rank_environ, terminal
 from perfgate.world.machine import Process
 from perfgate.world.process import LocalProcess, open_output
@@ -82,6 +83,7 @@ class Host:
         output: Path | None,
         passthrough: bool,
         watched: bool,
+        scheduling: str = ORDINARY,
         post_mortem: bool = False,
     ) -> list[LocalProcess]:
         """Fork one process a rank; they join their group on their own.
@@ -99,6 +101,7 @@ class Host:
                     sys_path=tuple(paths()),
                     environ=rank_environ(spec, rank),
                     watched=watched,
+                    scheduling=scheduling,
                     terminal=terminal(),
                     post_mortem=post_mortem,
                 )

@@ -63,6 +63,7 @@ class Machine(Protocol):
         output: Path | None,
         passthrough: bool,
         watched: bool,
+        scheduling: str,
         post_mortem: bool,
     ) -> Sequence[Process]:
         """Start one process a rank; they join their group on their own."""

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from perfgate.model import WorldSpec
+from perfgate.scheduling import ORDINARY
 from perfgate.world.controller import World
 
 #: More living worlds than this would crowd the machine; the one used longest ago goes first.
@@ -49,10 +50,18 @@ class Worlds:
         self._living[spec] = world
         return world
 
-    def fresh(self, spec: WorldSpec, *, watched: bool = False, place: int = 0) -> World:
+    def fresh(
+        self,
+        spec: WorldSpec,
+        *,
+        watched: bool = False,
+        scheduling: str = ORDINARY,
+        place: int = 0,
+    ) -> World:
         """Launch a world that only the caller holds, and is to close.
 
         :param watched: whether to note its collectives; off, because it is for measuring.
+        :param scheduling: the class of :mod:`perfgate.scheduling` that its ranks run in.
         :param place: the zygote to launch from; each has a memory layout of its own.
         :raises LaunchError: when ranks cannot be started.
         :raises RankFailure: when a rank fails while joining.
@@ -64,6 +73,7 @@ class Worlds:
             output=output,
             passthrough=self._passthrough,
             watched=watched,
+            scheduling=scheduling,
             post_mortem=self._post_mortem,
             place=place,
         )

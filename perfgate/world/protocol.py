@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from perfgate.model import WorldSpec
+from perfgate.scheduling import ORDINARY
 from perfgate.world.parcel import Parcel
 
 #: Makes a rank write every thread's stack to the file that the controller reads.
@@ -27,6 +28,7 @@ class Seat:
 
     :param rendezvous: host and port of the store that rank 0 serves.
     :param watched: whether the collectives it begins are noted.
+    :param scheduling: the class that the kernel schedules it in.
     :param terminal: the device that a debugger in the rank may talk through, if there is one.
     :param post_mortem: whether to enter the debugger when a function raises.
     :param shares_memory: whether the controller is on the same machine.
@@ -40,6 +42,7 @@ class Seat:
     sys_path: tuple[str, ...]
     environ: dict[str, str]
     watched: bool = True
+    scheduling: str = ORDINARY
     terminal: str = ""
     post_mortem: bool = False
     shares_memory: bool = True

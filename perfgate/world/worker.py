@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from perfgate.scheduling import ORDINARY, enter
 from perfgate.world.caught import failure_of
 from perfgate.world.cover import start_coverage
 from perfgate.world.crossing import pack, unpack
@@ -97,6 +98,8 @@ def serve(seat: Seat, files: Files) -> NoReturn:
 
 def _settle(seat: Seat, files: Files) -> None:
     """Make the forked process look like one started afresh, with its own output."""
+    if seat.scheduling != ORDINARY:
+        enter(seat.scheduling)
     os.dup2(files.output, 1)
     os.dup2(files.output, 2)
     with open(os.devnull) as null:
