@@ -72,7 +72,8 @@ class Timing:
 
     def launch(self, timed: Timed) -> Launch:
         """Return a launch's figures."""
-        return summarise(timed.times_ns / 1e9)
+        probed = bool((timed.probes_ns > 0).all())
+        return summarise(timed.times_ns / 1e9, timed.probes_ns / 1e9 if probed else None)
 
     def _on(self, world: World, extent: Extent) -> list[Any]:
         __tracebackhide__ = True
@@ -122,7 +123,7 @@ def measure(
     __tracebackhide__ = True
     launches: list[Launch] = []
     problems: tuple[str, ...] = ()
-    extent = Extent(budget_s=effort.launch_s)
+    extent = Extent(budget_s=effort.launch_s, probed=True)
     before = Conditions.read()
     with undisturbed(case.world):
         for number in range(1, effort.launches + 1):

@@ -107,16 +107,22 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One fresh world's figures for a case: quantiles over its calls, each the slowest rank's."""
+    """One fresh world's figures for a case: quantiles over its calls, each the slowest rank's.
+
+    ``probe_s`` is a round trip of the machine's probe meanwhile, where there was one.
+    """
 
     p10_s: float
     p25_s: float
     p50_s: float
     p95_s: float
     calls: int
+    probe_s: float | None = None
 
     def __post_init__(self) -> None:
         figures = (self.p10_s, self.p25_s, self.p50_s, self.p95_s)
+        if self.probe_s is not None and not (math.isfinite(self.probe_s) and self.probe_s > 0):
+            raise ValueError(f"a probe's time must be finite and above zero, got {self.probe_s} s")
         if not all(math.isfinite(figure) and figure > 0 for figure in figures):
             raise ValueError(f"a launch's times must be finite and above zero, got {figures} s")
         if list(figures) != sorted(figures):
@@ -224,7 +230,8 @@ class Verdict:
 
     ``change`` is the estimated change of time with its interval ``lower`` to ``upper`` at the
     decision's alpha; ``mde`` is the smallest slowdown this decision finds in 95 % of runs, and
-    is what tables call noise. All three are ratios less one.
+    is what tables call noise. All three are ratios less one. ``pace`` is how much longer the
+    machine's probe takes now than for the baseline, which ``change`` allows for.
     """
 
     outcome: Outcome
@@ -237,6 +244,7 @@ class Verdict:
     limit: float = math.nan
     must_catch: float = math.nan
     mde: float = math.nan
+    pace: float = math.nan
     reason: str = ""
     next_step: str = ""
     baseline_commit: str = ""
@@ -281,6 +289,7 @@ class Verdict:
             "upper_percent": self.upper * 100,
             "limit_percent": self.limit * 100,
             "mde_percent": self.mde * 100,
+            "pace_percent": self.pace * 100,
         }
         texts = {
             "verdict": str(self.outcome),

@@ -6,7 +6,7 @@ import functools
 import math
 import subprocess
 import time
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
@@ -40,6 +40,8 @@ CONFIRMING_LAUNCHES = 2
 #: What a case may be compared by, the one to prefer first: where most calls stall, p25 jumps
 #: between those that run through and those that do not.
 FIGURES = ("p10_s", "p25_s")
+#: The same for collectives, which follow the pace at which the machine passes messages.
+MESSAGE_FIGURES = ("p25_probes", "p10_probes")
 #: A baseline is measured once and compared with often.
 STORED_LAUNCHES = 2
 Tell = Callable[[Case, str], None]
@@ -172,7 +174,9 @@ class Run:
             known = self._baselines(where, suite)[0]
             self._stored.append(self.store.add(where, suite, sessions))
             if not portable:
-                self.store.calibrate(where, suite, _steadiest(sessions, known))
+                new = {m.case_id: m.figure for m in self._measured if m.case_id not in known}
+                figures = {name: new[name] for name in sessions if name in new}
+                self.store.calibrate(where, suite, figures)
 
     def near_misses(self) -> tuple[str, ...]:
         """Return how the nearest stored environment differs, where nothing fits this one."""
@@ -237,6 +241,7 @@ class Run:
                 case_id=measurement.case.id,
                 suite=suite_of(measurement.case.test),
                 portable=where == PORTABLE,
+                figure=steadiest_figure([session], _figures(measurement.case)),
                 session=session,
             )
         )
@@ -250,13 +255,8 @@ class Run:
         return self._opened[path]
 
 
-def _steadiest(sessions: Mapping[str, Session], known: Container[str]) -> dict[str, str]:
-    """Return the figure that each new case is to be compared by, now and later."""
-    return {
-        case_id: steadiest_figure([session], FIGURES)
-        for case_id, session in sessions.items()
-        if case_id not in known
-    }
+def _figures(case: Case) -> tuple[str, ...]:
+    return FIGURES if case.size_bytes is None else MESSAGE_FIGURES
 
 
 def suite_of(test: str) -> str:

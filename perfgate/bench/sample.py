@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ class Extent:
 
     ``warmups`` calls go before them, verified and not counted. ``seed`` orders the arms, where
     there are several. ``slowdown`` is planted in every call, for the gate's proof of itself.
+    ``probed`` asks for a probe of the machine after each turn (:mod:`perfgate.bench.probe`).
     """
 
     calls: int | None = None
@@ -21,20 +22,29 @@ class Extent:
     warmups: int = 5
     seed: int = 0
     slowdown: float = 0.0
+    probed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One rank's times of one arm, ``(calls,)``, and what was wrong with its data."""
+    """One rank's times of one arm, ``(calls,)``, and what was wrong with its data.
+
+    ``probes_ns`` are round trips of the machine's probe, one a call; zeros where there is none.
+    """
 
     times_ns: npt.NDArray[np.int64]
     problem: str | None = None
+    probes_ns: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
 
 
 def slowest(ranks: list[Timed]) -> Timed:
     """Return each call's time as the maximum over the ranks, and the first problem of any."""
-    times_ns: npt.NDArray[np.int64] = np.max([timed.times_ns for timed in ranks], axis=0)
-    return Timed(times_ns, next((timed.problem for timed in ranks if timed.problem), None))
+    problem = next((timed.problem for timed in ranks if timed.problem), None)
+    times_ns, probes_ns = (
+        np.max([getattr(timed, name) for timed in ranks], axis=0)
+        for name in ("times_ns", "probes_ns")
+    )
+    return Timed(times_ns, problem, probes_ns)
 
 
 def slowest_pair(ranks: list[list[Timed]]) -> Timed:

@@ -11,7 +11,7 @@ import gc
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from statistics import median
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from perfgate.bench.inject import Plant, delay, slowdown_for
+from perfgate.bench.probe import Probe
 from perfgate.bench.sample import Extent, Timed
 from perfgate.comm.dtypes import parse_dtype
 from perfgate.comm.ops import get_op
@@ -108,11 +109,18 @@ def time_arms(arms: list[Arm], extent: Extent) -> list[Timed]:
     turns = extent.calls or _agree(extent.budget_s, median(turns_s))
     order = random.Random(extent.seed)
     times = np.empty((turns, len(arms)), dtype=np.int64)
-    with _no_garbage_collection():
+    probes = np.zeros(turns, dtype=np.int64)
+    with _probe(extent) as probe, _no_garbage_collection():
         for turn in range(turns):
             indices = order.sample(range(len(arms)), len(arms))
             times[turn] = _turn(arms, indices, extent.warmups + turn, clock, problems)
-    return [Timed(times[:, i].copy(), problem) for i, problem in enumerate(problems)]
+            probes[turn] = probe.time() if probe else 0
+    return [Timed(times[:, i].copy(), problem, probes) for i, problem in enumerate(problems)]
+
+
+def _probe(extent: Extent) -> AbstractContextManager[Probe | None]:
+    wanted = extent.probed and not _on_gpu() and dist.get_world_size() > 1
+    return Probe() if wanted else nullcontext()
 
 
 def _warm_up(

@@ -23,7 +23,7 @@ from perfgate.model import Baseline, Session
 
 KEPT_SESSIONS = 30
 LOCK_TIMEOUT_S = 60.0
-FROZEN = ("p10_s", "p25_s", "p50_s")
+FROZEN = ("p10_s", "p25_s", "p50_s", "p10_probes", "p25_probes", "p50_probes")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
 
 
@@ -118,7 +118,7 @@ class BaselineStore:
         return self._update(environment, suite, pinned)
 
     def calibrate(self, environment: Environment, suite: str, figures: Mapping[str, str]) -> Path:
-        """Freeze which figure (``p10_s``, ``p25_s`` or ``p50_s``) is compared, by case id.
+        """Freeze which figure of :data:`FROZEN` is compared, by case id.
 
         :raises BaselineError: for a case that is not stored, or a figure that cannot be.
         """
@@ -129,7 +129,7 @@ class BaselineStore:
             for name, figure in figures.items():
                 if name not in cases or figure not in FROZEN:
                     raise BaselineError(f"{path}: cannot compare {name!r} by {figure!r}")
-                cases[name] = cases[name].model_copy(update={"figure": figure.removesuffix("_s")})
+                cases[name] = cases[name].model_copy(update={"figure": figure})
             return content.model_copy(update={"cases": cases})
 
         return self._update(environment, suite, frozen)
@@ -232,7 +232,7 @@ def _baseline(name: str, environment: Environment, case: StoredCase, scale: floa
         case_id=name,
         environment=environment.key,
         sessions=tuple(session.session(scale) for session in case.sessions),
-        figure=f"{case.figure}_s",
+        figure=case.figure,
     )
 
 

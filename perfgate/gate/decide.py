@@ -1,6 +1,7 @@
 """One measurement, one baseline, one policy: one verdict.
 
-The change is the log ratio T of the head's typical call to the baseline's. Its variance is
+The change is the log ratio T of the head's typical call to the baseline's, both counted in round
+trips of the machine's probe where there is one (:mod:`perfgate.bench.probe`). Its variance is
 ``tau**2 (1 + 1/K) + v_head + v_base/K``: the head is one session and the baseline ``K``, and
 each is seen through a few launches (:mod:`perfgate.gate.noise`). T over its standard error
 follows a t distribution (:class:`perfgate.gate.stats.Contrast`). Other processes that kept the
@@ -46,9 +47,19 @@ from perfgate.gate.phrase import (
     repeat_command,
     told_again,
 )
-from perfgate.gate.stats import Component, Contrast, Mean, expm1, log_figures, trimmed_mean
+from perfgate.gate.stats import (
+    Component,
+    Contrast,
+    Mean,
+    comparable,
+    expm1,
+    in_seconds,
+    launches_of,
+    log_figures,
+    trimmed_mean,
+)
 from perfgate.gate.weather import STILL, Weather
-from perfgate.model import Baseline, Measurement, Outcome, Policy, Session, Verdict
+from perfgate.model import Baseline, Launch, Measurement, Outcome, Policy, Session, Verdict
 
 DEFAULT_FIGURE = "p25_s"
 PASS_ALPHA = 0.05
@@ -86,8 +97,7 @@ def decide(
     if problem:
         return replace(known, reason=problem, next_step=repeat_command(measurement.case))
     figure = figure or (baseline.figure if baseline else DEFAULT_FIGURE)
-    head = trimmed_mean(log_figures(measurement.launches, figure))
-    known = replace(known, time_s=math.exp(head.value))
+    known = replace(known, time_s=_time_s(measurement, figure))
     if baseline is None or (absence := _absence(measurement, baseline)):
         return replace(
             known,
@@ -96,13 +106,31 @@ def decide(
             next_step=repeat_command(measurement.case, "--perfgate-refresh"),
         )
     used = [session for session in baseline.sessions if session.launches]
-    known = replace(known, baseline_commit=used[-1].commit, baseline_sessions=len(used))
+    stored = launches_of(used)
+    known = replace(
+        known,
+        baseline_commit=used[-1].commit,
+        baseline_sessions=len(used),
+        pace=_pace(measurement.launches, stored),
+    )
+    figure = comparable(figure, [*measurement.launches, *stored])
+    head = trimmed_mean(log_figures(measurement.launches, figure))
     weather = _weather(measurement, used) if feels_weather else STILL
     change = contrast(head, session_means(used, figure), sessions, launches, weather)
     verdict = judge(known, change, policy)
     if verdict.outcome is Outcome.INCONCLUSIVE and weather.bias > WORTH_TELLING:
         return replace(verdict, reason=f"{verdict.reason}; {weather}")
     return verdict
+
+
+def _time_s(measurement: Measurement, figure: str) -> float:
+    return math.exp(trimmed_mean(log_figures(measurement.launches, in_seconds(figure))).value)
+
+
+def _pace(head: Sequence[Launch], base: Sequence[Launch]) -> float:
+    """Return how much longer the machine's probe takes now, a ratio less one."""
+    now_s, then_s = ([launch.probe_s or math.nan for launch in side] for side in (head, base))
+    return expm1(float(np.mean(np.log(now_s)) - np.mean(np.log(then_s))))
 
 
 def _weather(measurement: Measurement, sessions: Sequence[Session]) -> Weather:

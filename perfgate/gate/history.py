@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfgate.gate.noise import session_means
-from perfgate.gate.stats import Floats
+from perfgate.gate.stats import Floats, comparable, launches_of
 from perfgate.model import Baseline
 from perfgate.units import format_percent
 
@@ -53,7 +53,8 @@ def change_points(baseline: Baseline, *, alpha: float = ALPHA) -> list[ChangePoi
     sessions = [session for session in baseline.sessions if session.launches]
     if len(sessions) < 2 * LEAST:
         return []
-    values = np.array([mean.value for mean in session_means(sessions, baseline.figure)])
+    figure = comparable(baseline.figure, launches_of(sessions))
+    values = np.array([mean.value for mean in session_means(sessions, figure)])
     splits = _split(values, 0, alpha)
     edges = [0, *sorted(splits), len(values)]
     return [

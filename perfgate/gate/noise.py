@@ -14,7 +14,16 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from perfgate.gate.stats import Component, Mean, lifted, log_figures, pooled, trimmed_mean
+from perfgate.gate.stats import (
+    Component,
+    Mean,
+    comparable,
+    launches_of,
+    lifted,
+    log_figures,
+    pooled,
+    trimmed_mean,
+)
 from perfgate.model import Baseline, Session
 
 SESSIONS = Component(variance=0.03**2, dof=12.0)
@@ -55,7 +64,7 @@ def pool_sessions(baselines: Iterable[Baseline], *, prior: Component = SESSIONS)
     Give it to :func:`perfgate.gate.decide.decide` as ``sessions``. With one session a case it
     is the prior itself.
     """
-    found = [between(session_means(base.sessions, base.figure)) for base in baselines]
+    found = [between(_means(base)) for base in baselines]
     found = [component for component in found if component.dof > 0]
     if not found:
         return prior
@@ -63,6 +72,11 @@ def pool_sessions(baselines: Iterable[Baseline], *, prior: Component = SESSIONS)
     weight = min(POOL_WEIGHT, len(found))
     variance = float(np.average([c.variance for c in found], weights=[c.dof for c in found]))
     return pooled(prior, Component(max(variance, 0.0), dof * weight))
+
+
+def _means(baseline: Baseline) -> list[Mean]:
+    figure = comparable(baseline.figure, launches_of(baseline.sessions))
+    return session_means(baseline.sessions, figure)
 
 
 def session_variance(means: Sequence[Mean], prior: Component) -> Component:
@@ -89,7 +103,7 @@ def steadiest_figure(sessions: Sequence[Session], figures: Sequence[str]) -> str
     choice does not follow chance; put the one to prefer first.
     """
     best, least = figures[0], math.inf
-    for figure in figures:
+    for figure in dict.fromkeys(comparable(name, launches_of(sessions)) for name in figures):
         spread = math.sqrt(np.mean([_spread(session, figure) for session in sessions]))
         if spread < 0.9 * least:
             best, least = figure, spread

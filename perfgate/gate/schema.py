@@ -2,15 +2,16 @@
 
 ::
 
-    {"tool": "perfgate", "schema": 1,
+    {"tool": "perfgate", "schema": 2,
     "environment": {"cores": "2", ...},
-    "columns": ["p10_us", "p25_us", "p50_us", "p95_us", "calls"],
+    "columns": ["p10_us", "p25_us", "p50_us", "p95_us", "calls", "probe_us"],
     "cases": {
-    "t.py::t | all_reduce ...": {"figure": "p25", "pinned": null, "sessions": [{...}, ...]},
+    "t.py::t | all_reduce ...": {"figure": "p25_s", "pinned": null, "sessions": [{...}, ...]},
     ...
     }}
 
-Six figures of a time are kept, in microseconds; portable ratios have no unit. Keys are sorted
+Six figures of a time are kept, in microseconds; portable ratios have no unit. A launch without a
+probe of the machine has no last column. Keys are sorted
 and sessions stand oldest first, so that writing what was read gives the same bytes.
 """
 
@@ -34,8 +35,8 @@ from perfgate.errors import BaselineError
 from perfgate.gate.environment import Environment
 from perfgate.model import Launch, Session
 
-SCHEMA = 1
-COLUMNS = ("p10_us", "p25_us", "p50_us", "p95_us", "calls")
+SCHEMA = 2
+COLUMNS = ("p10_us", "p25_us", "p50_us", "p95_us", "calls", "probe_us")
 RATIO_COLUMNS = ("p10", "p25", "p50", "p95", "pairs")
 _SCALE: dict[tuple[str, ...], float] = {COLUMNS: 1e6, RATIO_COLUMNS: 1.0}
 
@@ -48,7 +49,9 @@ def _utc(text: str) -> str:
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Figures = tuple[Positive, Positive, Positive, Positive, Annotated[int, Field(ge=1)]]
+Calls = Annotated[int, Field(ge=1)]
+Figures = tuple[Positive, Positive, Positive, Positive, Calls]
+Probed = tuple[Positive, Positive, Positive, Positive, Calls, Positive]
 
 
 class _Strict(BaseModel):
@@ -64,7 +67,7 @@ class StoredSession(_Strict):
     commit: Annotated[str, Field(min_length=1)]
     date: Annotated[str, AfterValidator(_utc)]
     others: Annotated[float, Field(ge=0, le=1)] = 0.0
-    launches: Annotated[list[Figures], Field(min_length=1)]
+    launches: Annotated[list[Figures | Probed], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _quantiles_rise(self) -> StoredSession:
@@ -99,7 +102,7 @@ class StoredCase(_Strict):
     ``figure`` is what is compared, p25 until a calibration found a steadier one.
     """
 
-    figure: Literal["p10", "p25", "p50"] = "p25"
+    figure: Literal["p10_s", "p25_s", "p50_s", "p10_probes", "p25_probes", "p50_probes"] = "p25_s"
     pinned: str | None = None
     sessions: Annotated[list[StoredSession], Field(min_length=1)]
 
@@ -227,14 +230,21 @@ def _text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _row(launch: Launch, scale: float) -> Figures:
+def _row(launch: Launch, scale: float) -> Figures | Probed:
     p10, p25, p50, p95 = (
-        float(f"{figure * scale:.6g}")
+        _rounded(figure * scale)
         for figure in (launch.p10_s, launch.p25_s, launch.p50_s, launch.p95_s)
     )
-    return p10, p25, p50, p95, launch.calls
+    if launch.probe_s is None:
+        return p10, p25, p50, p95, launch.calls
+    return p10, p25, p50, p95, launch.calls, _rounded(launch.probe_s * scale)
 
 
-def _launch(row: Figures, scale: float) -> Launch:
+def _rounded(figure: float) -> float:
+    return float(f"{figure:.6g}")
+
+
+def _launch(row: Figures | Probed, scale: float) -> Launch:
     p10, p25, p50, p95 = (figure / scale for figure in row[:4])
-    return Launch(p10_s=p10, p25_s=p25, p50_s=p50, p95_s=p95, calls=row[4])
+    probe_s = row[5] / scale if len(row) > 5 else None
+    return Launch(p10_s=p10, p25_s=p25, p50_s=p50, p95_s=p95, calls=row[4], probe_s=probe_s)

@@ -18,15 +18,17 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from perfgate.model import Launch
+from perfgate.model import Launch, Session
 
 TRIM = 0.2
 FIGURES = ("p10_s", "p25_s", "p50_s", "p95_s")
 Floats = npt.NDArray[np.float64]
 
 
-def summarise(times_s: npt.ArrayLike) -> Launch:
+def summarise(times_s: npt.ArrayLike, probes_s: npt.ArrayLike | None = None) -> Launch:
     """Return a launch's figures from its calls' times in seconds, shape ``(calls,)``.
+
+    :param probes_s: the machine's probe beside them; its 25th percentile is kept.
 
     Quantiles are interpolated linearly between order statistics (Hyndman and Fan's type 7).
 
@@ -42,12 +44,37 @@ def summarise(times_s: npt.ArrayLike) -> Launch:
             f"{wrong[0]} with {times[wrong[0]]!r} s"
         )
     p10, p25, p50, p95 = (float(q) for q in np.quantile(times, (0.10, 0.25, 0.50, 0.95)))
-    return Launch(p10_s=p10, p25_s=p25, p50_s=p50, p95_s=p95, calls=int(times.size))
+    probe_s = None if probes_s is None else float(np.quantile(np.asarray(probes_s), 0.25))
+    return Launch(
+        p10_s=p10, p25_s=p25, p50_s=p50, p95_s=p95, calls=int(times.size), probe_s=probe_s
+    )
 
 
 def log_figures(launches: Sequence[Launch], figure: str = "p25_s") -> Floats:
-    """Return the log of one figure of each launch, shape ``(launches,)``."""
-    return np.log([getattr(launch, figure) for launch in launches])
+    """Return the log of one figure of each launch, shape ``(launches,)``.
+
+    ``p25_s`` is in seconds, ``p25_probes`` the same in round trips of the launch's own probe.
+    """
+    times = np.log([getattr(launch, in_seconds(figure)) for launch in launches])
+    if figure == in_seconds(figure):
+        return times
+    return times - np.log([launch.probe_s or math.nan for launch in launches])
+
+
+def in_seconds(figure: str) -> str:
+    """Return the name of the same quantile in seconds."""
+    return f"{figure.partition('_')[0]}_s"
+
+
+def comparable(figure: str, launches: Iterable[Launch]) -> str:
+    """Return the figure, or the same in seconds where a launch was not probed."""
+    every = all(launch.probe_s is not None for launch in launches)
+    return figure if every else in_seconds(figure)
+
+
+def launches_of(sessions: Iterable[Session]) -> list[Launch]:
+    """Return the launches of all sessions."""
+    return [launch for session in sessions for launch in session.launches]
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,8 @@ def _accept(args: argparse.Namespace, store: BaselineStore) -> int:
             session = _session(entry["session"])
             where = PORTABLE if entry["portable"] else environment
             path = store.restart(where, entry["suite"], {case_id: session})
+            if not entry["portable"]:
+                store.calibrate(where, entry["suite"], {case_id: entry["figure"]})
             sys.stdout.write(f"{path}: {case_id} begins anew with {session.commit}\n")
     return 0
 
