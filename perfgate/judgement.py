@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from perfgate.gate.commits import confirm_beside, decide_beside, least_launches
 from perfgate.gate.decide import confirm, decide, needs_confirmation
 from perfgate.gate.ratio import decide_portable, decide_ratio
 from perfgate.gate.stats import Component
@@ -94,3 +95,33 @@ class AgainstPortable:
     def confirm(self, flagged: Verdict, fresh: Measurement) -> Verdict:
         """Return the verdict on launches made after the flag."""
         return decide_portable(fresh, self.baseline, self.policy, flagged=flagged)
+
+
+@dataclass(frozen=True, slots=True)
+class AgainstCommit:
+    """Another commit, measured beside this one.
+
+    :param base: what it is called.
+    :param again: the options that compare with it again.
+    """
+
+    policy: Policy
+    base: str
+    again: str
+
+    @property
+    def confirming(self) -> int:
+        """How many fresh launches a confirmation needs at least."""
+        return least_launches(self.policy.alpha)
+
+    def decide(self, measurement: Measurement) -> Verdict:
+        """Return the first verdict."""
+        return decide_beside(measurement, self.policy, base=self.base, again=self.again)
+
+    def flags(self, verdict: Verdict) -> bool:
+        """Say whether the case looks slower than its limit."""
+        return needs_confirmation(verdict)
+
+    def confirm(self, flagged: Verdict, fresh: Measurement) -> Verdict:
+        """Return the verdict on launches made after the flag."""
+        return confirm_beside(flagged, fresh, self.policy, base=self.base, again=self.again)

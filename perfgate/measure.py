@@ -49,6 +49,10 @@ class Effort:
         """Return the same with so many times the launches."""
         return Effort(self.launches * factor, self.launch_s)
 
+    def at_least(self, launches: int) -> Effort:
+        """Return the same with so many launches or more."""
+        return Effort(max(self.launches, launches), self.launch_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:

@@ -162,6 +162,7 @@ class Measurement:
     """What was measured of a case now. ``problems`` holds why it is not to be believed, if so.
 
     ``others_share`` is the share of the processor that other processes used meanwhile, 0 to 1.
+    ``time_s`` is the typical call's time where launches hold ratios, which do not tell it.
     """
 
     case: Case
@@ -169,6 +170,7 @@ class Measurement:
     launches: tuple[Launch, ...]
     problems: tuple[str, ...] = ()
     others_share: float = 0.0
+    time_s: float = math.nan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

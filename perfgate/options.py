@@ -23,6 +23,8 @@ class Settings:
     :param strict: whether a verdict without an answer fails.
     :param budget_s: the time that all measured cases may take together.
     :param launches: fresh worlds a case.
+    :param base: the Python whose packages are compared with, in place of stored baselines.
+    :param base_name: what to call it.
     """
 
     gated: bool
@@ -35,6 +37,8 @@ class Settings:
     must_catch: float
     budget_s: float
     launches: int
+    base: str = ""
+    base_name: str = ""
 
     def policy(self, alpha: float, max_regression: object, must_catch: object) -> Policy:
         """Return the policy of one decision; what a test does not say comes from the settings.
@@ -65,6 +69,12 @@ _OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("must-catch", "PERCENT", "the slowdown that a PASS excludes (default: 2.5 times the limit)"),
     ("budget", "SECONDS", "time for all measured cases together (default: 75)"),
     ("launches", "N", "fresh worlds a case, each one replicate (default: 8)"),
+    (
+        "base",
+        "PYTHON",
+        "another commit's Python: compare with what is installed there, not with baselines",
+    ),
+    ("base-name", "NAME", "what to call it (default: its path)"),
     ("report", "DIR", "folder for the run's record, table and ranks' output (default: .perfgate)"),
 )
 _SWITCHES: tuple[tuple[str, str], ...] = (
@@ -121,10 +131,19 @@ def _read(config: pytest.Config) -> Settings:
         must_catch=parse_fraction(catch, name="--perfgate-must-catch"),
         budget_s=parse_duration(_text(config, "budget", "75")),
         launches=_count(config, "launches", 8, least=2),
+        base=_text(config, "base", ""),
+        base_name=_text(config, "base-name", "") or _text(config, "base", ""),
     )
     settings.policy(0.01, None, None)
     if settings.refresh and not settings.gated:
         raise pytest.UsageError("--perfgate-refresh stores what --perfgate measures; give both")
+    if config.getoption("--perfgate-base") and not settings.gated:
+        raise pytest.UsageError("--perfgate-base compares what --perfgate measures; give both")
+    if settings.refresh and settings.base:
+        raise pytest.UsageError(
+            "--perfgate-refresh stores a session and --perfgate-base compares without stored "
+            "ones; give one of them"
+        )
     return settings
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,15 +13,18 @@ from perfgate.launched import join_launcher
 from perfgate.options import Settings, add_options, read_settings
 
 if TYPE_CHECKING:
+    from perfgate.duel import Base
     from perfgate.fixture import Gate
     from perfgate.report.record import RunRecord
     from perfgate.run import Run
+    from perfgate.world.interpreter import Interpreter
     from perfgate.world.pool import LastingWorld
 
 SETTINGS = pytest.StashKey[Settings]()
 RUN = pytest.StashKey["Run"]()
 RECORD: pytest.StashKey[RunRecord] = pytest.StashKey()
 GATE = pytest.StashKey["Gate"]()
+BASE = pytest.StashKey["Interpreter"]()
 
 _MARKERS = (
     "ranks(n, **world): run the test's body on every rank of a world of n ranks",
@@ -44,6 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SETTINGS] = settings = read_settings(config)
     if settings.gated:
         _refuse_company(config, settings)
+        if settings.base:
+            config.stash[BASE] = _describe(settings.base)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -53,7 +58,10 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         return []
     mode = "refresh" if settings.refresh else "gate"
     limit = f"limit {settings.max_regression:.0%}, must catch {settings.must_catch:.0%}"
-    lines = [f"perfgate: {mode}, {limit}, baselines in {settings.baselines}"]
+    against = f"baselines in {settings.baselines}"
+    if (base := config.stash.get(BASE, None)) is not None:
+        against = f"against {settings.base_name} with torch {base.torch}"
+    lines = [f"perfgate: {mode}, {limit}, {against}"]
     return lines + [f"perfgate: PLANTED SLOWDOWN {plant}" for plant in _plants()]
 
 
@@ -82,7 +90,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not items or session.config.option.collectonly:
         return
     run = _start_run(session)
-    _ship_modules(session.items, session.config)
+    _ship_modules(session)
+    if BASE in session.config.stash:
+        run.base = _start_base(session)
     measured = [item.nodeid for item in items if "gate" in item.fixturenames]  # type: ignore[attr-defined]
     run.planned = max(len(measured), 1)
     if run.settings.gated and measured:
@@ -223,14 +233,40 @@ def _start_run(session: pytest.Session) -> Run:
     return run
 
 
-def _ship_modules(items: list[pytest.Item], config: pytest.Config) -> None:
+def _start_base(session: pytest.Session) -> Base:
+    """Return what is compared with; its ranks' preloading begins."""
+    from perfgate.beside import base_of
+
+    config = session.config
+    interpreter, name = config.stash[BASE], config.stash[SETTINGS].base_name
+    try:
+        base = base_of(interpreter, name, config.rootpath, _test_modules(session))
+    except PerfgateError as error:
+        raise pytest.UsageError(f"perfgate: {error}") from error
+    base.preload()
+    return base
+
+
+def _describe(python: str) -> Interpreter:
+    from perfgate.world.interpreter import describe
+
+    try:
+        return describe(python)
+    except PerfgateError as error:
+        raise pytest.UsageError(f"perfgate: --perfgate-base: {error}") from error
+
+
+def _ship_modules(session: pytest.Session) -> None:
     """Let test modules and conftests travel by value: ranks cannot import them."""
     from perfgate.world.crossing import ship_by_value
 
-    modules = {item.module for item in items if isinstance(item, pytest.Function)}
-    conftests = config.pluginmanager._conftest_plugins
-    for module in modules | conftests:
+    for module in _test_modules(session):
         ship_by_value(module)
+
+
+def _test_modules(session: pytest.Session) -> set[ModuleType]:
+    modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
+    return modules | session.config.pluginmanager._conftest_plugins
 
 
 def _tell_of_ranks(item: pytest.Item) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from perfgate.gate.decide import decide
+from perfgate.gate.ratio import decide_commits
 from perfgate.measure import Effort, Timing
 from perfgate.model import (
     Baseline,
@@ -59,9 +60,19 @@ def prove(
     spec: WorldSpec, environment: str, measure: Callable[[Case, Timing, Effort], Measurement]
 ) -> Proof:
     """Measure a case as it is and slowed down, and decide on the second against the first."""
-    case = Case(test="self-test", op=_WORK.name, world=spec, items=1, unit="calls")
+    case = _case(spec)
     before = measure(case, Timing("time_function", (_WORK, None)), EFFORT)
     after = measure(case, Timing("time_function", (_WORK, None), SLOWDOWN), EFFORT)
     session = Session(commit="self-test", date="", launches=before.launches)
     baseline = Baseline(case_id=case.id, environment=environment, sessions=(session,))
     return Proof(decide(after, baseline, POLICY))
+
+
+def prove_beside(spec: WorldSpec, measure: Callable[[Case, Timing, Effort], Measurement]) -> Proof:
+    """Do the same where another commit runs beside this one, and only the head is slowed down."""
+    timing = Timing("time_function", (_WORK, None), SLOWDOWN)
+    return Proof(decide_commits(measure(_case(spec), timing, EFFORT), POLICY, base="the base"))
+
+
+def _case(spec: WorldSpec) -> Case:
+    return Case(test="self-test", op=_WORK.name, world=spec, items=1, unit="calls")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterable
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 
+from perfgate.duel import Base, NotInBase, measure_beside
 from perfgate.gate.baseline import BaselineStore
 from perfgate.gate.conditions import Conditions
 from perfgate.gate.conditions import problems as spoiled
@@ -18,7 +20,7 @@ from perfgate.gate.environment import Environment
 from perfgate.gate.noise import pool_sessions, steadiest_figure
 from perfgate.gate.ratio import PORTABLE
 from perfgate.gate.stats import Component
-from perfgate.judgement import AgainstBaseline, AgainstPortable, Judgement
+from perfgate.judgement import AgainstBaseline, AgainstCommit, AgainstPortable, Judgement
 from perfgate.measure import Effort, Timing, measure
 from perfgate.model import (
     Baseline,
@@ -30,7 +32,7 @@ from perfgate.model import (
     Verdict,
 )
 from perfgate.options import Settings
-from perfgate.proof import Proof, prove
+from perfgate.proof import Proof, prove, prove_beside
 from perfgate.report.record import Measured, RunRecord
 from perfgate.world.crossing import OnRank
 from perfgate.world.pool import LastingWorld, Worlds
@@ -53,6 +55,7 @@ class Run:
 
     :param planned: how many tests are gated; the run's 1 % error and its budget are shared out
         among them before the first is measured.
+    :param base: the commit that is compared with in place of stored baselines.
     """
 
     settings: Settings
@@ -60,6 +63,7 @@ class Run:
     worlds: Worlds
     tell: Tell
     planned: int = 1
+    base: Base | None = None
     verdicts: list[Verdict] = field(default_factory=list)
     started: float = field(default_factory=time.time)
     _measured: list[Measured] = field(default_factory=list)
@@ -89,6 +93,13 @@ class Run:
     def proof(self) -> Proof:
         """Whether the gate finds a planted slowdown, tried before the first case."""
         here = self.environment
+        if self.base is not None:
+            return prove_beside(
+                self.settings.world,
+                lambda case, timing, effort: self._measure_beside(
+                    case, here, timing, effort, "self-test, "
+                ),
+            )
         return prove(
             self.settings.world,
             here.key,
@@ -114,17 +125,21 @@ class Run:
 
         :raises BaselineError: when a file cannot be read.
         """
-        for suite in sorted({suite_of(test) for test in tests}):
+        for suite in sorted({suite_of(test) for test in tests} if self.base is None else ()):
             self._baselines(self.environment, suite)
             self._baselines(PORTABLE, suite)
 
-    def against_baseline(self, case: Case, policy: Policy) -> AgainstBaseline:
+    def against_baseline(self, case: Case, policy: Policy) -> Judgement:
         """Return what a time is held against."""
+        if self.base is not None:
+            return against_commit(self.base, policy)
         baselines, pooled = self._baselines(self.environment, suite_of(case.test))
         return AgainstBaseline(baselines.get(case.id), policy, pooled)
 
-    def against_portable(self, case: Case, policy: Policy) -> AgainstPortable:
+    def against_portable(self, case: Case, policy: Policy) -> Judgement:
         """Return what a ratio is held against."""
+        if self.base is not None:
+            return against_commit(self.base, policy)
         baselines, _ = self._baselines(PORTABLE, suite_of(case.test))
         return AgainstPortable(baselines.get(case.id), policy)
 
@@ -145,17 +160,24 @@ class Run:
         effort = Effort.share(self.settings.budget_s, self.planned, self.settings.launches)
         if self.settings.refresh:
             effort = effort.times(STORED_LAUNCHES)
-        measurement = self._measure(case, where, timing, effort, "")
+        beside = isinstance(judgement, AgainstCommit)
+        measure_it = self._measure_beside if beside else self._measure
+        try:
+            measurement = measure_it(case, where, timing, effort, "")
+        except NotInBase as new:
+            return self._new(case, where, str(new))
         verdict = judgement.decide(measurement)
         if judgement.flags(verdict):
             effort = effort.times(CONFIRMING_LAUNCHES)
-            measurement = self._measure(case, where, timing, effort, "again, ")
+            if isinstance(judgement, AgainstCommit):
+                effort = effort.at_least(judgement.confirming)
+            measurement = measure_it(case, where, timing, effort, "again, ")
             verdict = judgement.confirm(verdict, measurement)
         verdict = self._unless_spoiled(verdict)
         if proof.broken:
             verdict = replace(verdict, outcome=Outcome.INVALID, reason=proof.line)
         self.verdicts.append(verdict)
-        if verdict.outcome is not Outcome.INVALID:
+        if verdict.outcome is not Outcome.INVALID and self.base is None:
             self._keep(where, measurement)
         return verdict
 
@@ -180,7 +202,7 @@ class Run:
 
     def near_misses(self) -> tuple[str, ...]:
         """Return how the nearest stored environment differs, where nothing fits this one."""
-        if any(v.outcome is Outcome.NO_BASELINE for v in self.verdicts):
+        if self.base is None and any(v.outcome is Outcome.NO_BASELINE for v in self.verdicts):
             return self.store.near_misses(self.environment)
         return ()
 
@@ -198,7 +220,7 @@ class Run:
             stored=tuple(str(path) for path in self._stored),
             near_misses=self.near_misses(),
             measured=tuple(self._measured),
-            remarks=(self.proof.line, *self.contamination()),
+            remarks=(self.proof.line, *self._compared(), *self.contamination()),
         )
 
     def contamination(self) -> tuple[str, ...]:
@@ -229,6 +251,35 @@ class Run:
             lambda number: self.tell(case, f"{prefix}launch {number} of {effort.launches}"),
         )
 
+    def _measure_beside(
+        self, case: Case, where: Environment, timing: Timing, effort: Effort, prefix: str
+    ) -> Measurement:
+        __tracebackhide__ = True
+        assert self.base is not None
+        return measure_beside(
+            case,
+            where.key,
+            timing,
+            self.worlds,
+            effort,
+            lambda number: self.tell(case, f"{prefix}launch {number} of {effort.launches}"),
+            base=self.base,
+            attempt=prefix,
+        )
+
+    def _new(self, case: Case, where: Environment, reason: str) -> Verdict:
+        """Return the verdict on what the base does not have."""
+        verdict = Verdict(
+            outcome=Outcome.NO_BASELINE, case=case, environment=where.key, reason=reason
+        )
+        self.verdicts.append(verdict)
+        return verdict
+
+    def _compared(self) -> tuple[str, ...]:
+        if self.base is None:
+            return ()
+        return (f"compared with {self.base.name}, in random orders of seed {self.base.seed}",)
+
     def _keep(self, where: Environment, measurement: Measurement) -> None:
         session = Session(
             commit=self.commit,
@@ -253,6 +304,12 @@ class Run:
             baselines = self.store.load(where, suite)
             self._opened[path] = baselines, pool_sessions(baselines.values())
         return self._opened[path]
+
+
+def against_commit(base: Base, policy: Policy) -> AgainstCommit:
+    """Return what a case is held against when another commit runs beside it."""
+    again = f"--perfgate-base {shlex.quote(base.interpreter.python)}"
+    return AgainstCommit(policy, base.name, again)
 
 
 def _figures(case: Case) -> tuple[str, ...]:

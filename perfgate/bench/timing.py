@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from statistics import median
 from typing import Any
@@ -101,7 +101,7 @@ def time_arms(arms: list[Arm], extent: Extent) -> list[Timed]:
 
     The order follows from the extent's seed, so that it is the same on every rank.
     """
-    clock = _CudaClock() if _on_gpu() else _CpuClock()
+    clock = clock_here()
     for arm in arms if extent.slowdown else ():
         arm.plant = Plant(op="*", slowdown=extent.slowdown)
     problems: list[str | None] = [None] * len(arms)
@@ -113,7 +113,7 @@ def time_arms(arms: list[Arm], extent: Extent) -> list[Timed]:
     with _probe(extent) as probe, _no_garbage_collection():
         for turn in range(turns):
             indices = order.sample(range(len(arms)), len(arms))
-            times[turn] = _turn(arms, indices, extent.warmups + turn, clock, problems)
+            times[turn] = take_turn(arms, indices, extent.warmups + turn, clock, problems)
             probes[turn] = probe.time() if probe else 0
     return [Timed(times[:, i].copy(), problem, probes) for i, problem in enumerate(problems)]
 
@@ -124,21 +124,25 @@ def _probe(extent: Extent) -> AbstractContextManager[Probe | None]:
 
 
 def _warm_up(
-    arms: list[Arm], call: int, clock: _CpuClock | _CudaClock, problems: list[str | None]
+    arms: list[Arm], call: int, clock: CpuClock | CudaClock, problems: list[str | None]
 ) -> float:
     """Run a turn whose times do not count; return what all of it took, in seconds."""
     started = time.perf_counter()
-    _turn(arms, range(len(arms)), call, clock, problems)
+    take_turn(arms, range(len(arms)), call, clock, problems)
     return time.perf_counter() - started
 
 
-def _turn(
+def take_turn(
     arms: list[Arm],
-    order: Any,
+    order: Sequence[int],
     call: int,
-    clock: _CpuClock | _CudaClock,
+    clock: CpuClock | CudaClock,
     problems: list[str | None],
 ) -> list[int]:
+    """Make one call of each arm in this order; return their times in nanoseconds, by arm.
+
+    :param problems: by arm, takes the first thing that is wrong with its result.
+    """
     times = [0] * len(arms)
     for index in order:
         arm = arms[index]
@@ -149,20 +153,22 @@ def _turn(
     return times
 
 
-class _CpuClock:
+class CpuClock:
     """Wall time of a call that is complete when it returns."""
 
     def time(self, arm: Arm) -> int:
+        """Call an arm, with its plant, and return the time in nanoseconds."""
         started_ns = time.perf_counter_ns()
         arm.run()
         delay(arm.plant, started_ns)
         return time.perf_counter_ns() - started_ns
 
 
-class _CudaClock:
+class CudaClock:
     """Time between two events in the current stream, which the call joins."""
 
     def time(self, arm: Arm) -> int:
+        """Call an arm, with its plant, and return the time in nanoseconds."""
         before, after = (torch.Event("cuda", enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         started_ns = time.perf_counter_ns()
@@ -174,6 +180,11 @@ class _CudaClock:
         after.record()
         after.synchronize()
         return int(before.elapsed_time(after) * 1e6)
+
+
+def clock_here() -> CpuClock | CudaClock:
+    """Return what calls on this rank are timed by."""
+    return CudaClock() if _on_gpu() else CpuClock()
 
 
 def _on_gpu() -> bool:

@@ -133,6 +133,7 @@ def decide_commits(measurement: Measurement, policy: Policy, *, base: str = "") 
         must_catch=policy.must_catch,
         launches=len(measurement.launches),
         baseline_commit=base,
+        time_s=measurement.time_s,
     )
     problem = invalidity(measurement)
     if problem:

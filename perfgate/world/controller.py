@@ -53,6 +53,7 @@ class World:
         scheduling: str = ORDINARY,
         post_mortem: bool = False,
         place: int = 0,
+        machine: Machine | None = None,
     ) -> World:
         """Launch a world and wait until its process group is up.
 
@@ -63,12 +64,13 @@ class World:
         :param scheduling: the class of :mod:`perfgate.scheduling` that its ranks run in.
         :param post_mortem: enter the debugger on a rank whose function raises.
         :param place: the zygote to launch from, where worlds start on this machine alone.
+        :param machine: where to launch, if not where worlds usually are.
         :raises LaunchError: when ranks cannot be started.
         :raises RankFailure: when a rank fails while joining.
         :raises UsageError: when this machine has too few GPUs for what is asked.
         """
         spec = spec or WorldSpec()
-        machine = chosen() or host(place)
+        machine = machine or chosen() or host(place)
         processes = machine.launch(
             spec,
             output=output,

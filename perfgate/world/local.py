@@ -22,6 +22,7 @@ from perfgate.errors import LaunchError
 from perfgate.model import WorldSpec
 from perfgate.scheduling import ORDINARY
 from perfgate.world.environ import rank_environ, terminal
+from perfgate.world.interpreter import Interpreter
 from perfgate.world.machine import Process
 from perfgate.world.process import LocalProcess, open_output
 from perfgate.world.protocol import Exited, Forked, Kill, Seat
@@ -38,19 +39,19 @@ _BOOT = (
 
 
 class Host:
-    """The machine we are on: one zygote, and news of the ranks that it forked."""
+    """The machine we are on: one zygote, and news of the ranks that it forked.
 
-    def __init__(self) -> None:
+    :param interpreter: the Python that its ranks run, if it is not ours.
+    """
+
+    def __init__(self, interpreter: Interpreter | None = None) -> None:
+        self._interpreter = interpreter
         self._living: dict[int, LocalProcess] = {}
         self._ready = False
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._channel = ours
         with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, str(theirs.fileno()), json.dumps(paths())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
+            self.process = _start(interpreter, theirs.fileno())
         self._close = weakref.finalize(self, _clear_away, ours, self.process)
 
     @property
@@ -98,8 +99,8 @@ class Host:
                     spec=spec,
                     rendezvous=listener.getsockname(),
                     cwd=os.getcwd(),
-                    sys_path=tuple(paths()),
-                    environ=rank_environ(spec, rank),
+                    sys_path=self._paths(),
+                    environ=self._environ(rank_environ(spec, rank)),
                     watched=watched,
                     scheduling=scheduling,
                     terminal=terminal(),
@@ -109,6 +110,12 @@ class Host:
             ]
             sinks = [None if passthrough else open_output(output, seat.rank) for seat in seats]
             return self.fork(seats, sinks, listener)
+
+    def _paths(self) -> tuple[str, ...]:
+        return tuple(paths()) if self._interpreter is None else self._interpreter.paths
+
+    def _environ(self, ours: dict[str, str]) -> dict[str, str]:
+        return ours if self._interpreter is None else self._interpreter.environ(ours)
 
     def fork(
         self, seats: list[Seat], sinks: list[BinaryIO | None], listener: socket.socket | None
@@ -220,25 +227,41 @@ def listen(host: str, backlog: int) -> socket.socket:
 
 
 @cache
-def _shared() -> dict[int, Host]:
+def _shared() -> dict[tuple[Interpreter | None, int], Host]:
     return {}
 
 
-def host(place: int = 0) -> Host:
-    """Return one of this interpreter's zygotes, started on its first call (in background).
+def host(place: int = 0, interpreter: Interpreter | None = None) -> Host:
+    """Return one of an interpreter's zygotes, started on its first call (in background).
 
     Forks share the memory layout of their zygote, and a layout can move times by a tenth. Who
     measures therefore launches from several; everybody else from the first.
+
+    :param interpreter: the Python that its ranks run, if it is not ours.
     """
-    hosts = _shared()
-    if place not in hosts or not hosts[place].alive:
-        hosts[place] = Host()
-    return hosts[place]
+    hosts, key = _shared(), (interpreter, place)
+    if key not in hosts or not hosts[key].alive:
+        hosts[key] = Host(interpreter)
+    return hosts[key]
 
 
 def paths() -> list[str]:
     """Return where this process imports from."""
     return [path for path in sys.path if isinstance(path, str)]
+
+
+def _start(interpreter: Interpreter | None, descriptor: int) -> subprocess.Popen[bytes]:
+    """Start a zygote that serves a descriptor; another interpreter's away from our files."""
+    if interpreter is None:
+        command = [sys.executable, "-c", _BOOT, str(descriptor), json.dumps(paths())]
+        return subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL)
+    return subprocess.Popen(
+        interpreter.command(descriptor),
+        pass_fds=[descriptor],
+        stdin=subprocess.DEVNULL,
+        env=interpreter.environ(os.environ),
+        cwd=os.sep,
+    )
 
 
 def _clear_away(channel: socket.socket, process: subprocess.Popen[bytes]) -> None:

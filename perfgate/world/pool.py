@@ -12,6 +12,7 @@ from typing import Any
 from perfgate.model import WorldSpec
 from perfgate.scheduling import ORDINARY
 from perfgate.world.controller import World
+from perfgate.world.machine import Machine
 
 #: More living worlds than this would crowd the machine; the one used longest ago goes first.
 CAPACITY = 4
@@ -57,12 +58,14 @@ class Worlds:
         watched: bool = False,
         scheduling: str = ORDINARY,
         place: int = 0,
+        machine: Machine | None = None,
     ) -> World:
         """Launch a world that only the caller holds, and is to close.
 
         :param watched: whether to note its collectives; off, because it is for measuring.
         :param scheduling: the class of :mod:`perfgate.scheduling` that its ranks run in.
         :param place: the zygote to launch from; each has a memory layout of its own.
+        :param machine: where to launch, if not where worlds usually are.
         :raises LaunchError: when ranks cannot be started.
         :raises RankFailure: when a rank fails while joining.
         """
@@ -76,6 +79,7 @@ class Worlds:
             scheduling=scheduling,
             post_mortem=self._post_mortem,
             place=place,
+            machine=machine,
         )
 
     def lasting(self, spec: WorldSpec) -> LastingWorld:

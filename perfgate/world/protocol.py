@@ -18,6 +18,9 @@ from perfgate.model import WorldSpec
 from perfgate.scheduling import ORDINARY
 from perfgate.world.parcel import Parcel
 
+#: Raise it when a message, or a function that a controller calls on ranks, changes: ranks of
+#: another commit (``--perfgate-base``) may have a perfgate of their own.
+PROTOCOL = 1
 #: Makes a rank write every thread's stack to the file that the controller reads.
 STACK_SIGNAL = signal.SIGUSR1
 
