@@ -34,7 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sub = subparsers.add_parser(name, help=text, description=text)
         if name in words[:1]:
             importlib.import_module(module).configure(sub)
+    words, passed_on = _cut(words)
     args = parser.parse_args(words)
+    if passed_on and "passed_on" not in args:
+        parser.error(f"{args.command} takes nothing after --")
+    if passed_on:
+        args.passed_on = passed_on
     module = next(module for name, module, _ in COMMANDS if name == args.command)
     try:
         status: int = importlib.import_module(module).run(args)
@@ -42,3 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"perfgate {args.command}: {error}", file=sys.stderr)
         return 2
     return status
+
+
+def _cut(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the words before ``--``, and those after it: a subcommand hands them on."""
+    place = words.index("--") if "--" in words else len(words)
+    return words[:place], words[place + 1 :]

@@ -44,6 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommand's arguments."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
+    parser.usage = "perfgate compare [options] BASE..HEAD [-- PYTEST-ARGS]"
     parser.add_argument("revisions", metavar="BASE..HEAD", help="two revisions, as git names them")
     parser.add_argument("--install", metavar="CMD", default="", help="how to install a revision")
     parser.add_argument(
@@ -54,7 +55,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--folder", metavar="DIR", help="where environments are kept (default: .perfgate/compare)"
     )
-    parser.add_argument("pytest", metavar="-- ARGS", nargs="*", help="arguments for pytest")
+    parser.set_defaults(passed_on=[])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         "--perfgate",
         f"--perfgate-base={python}",
         f"--perfgate-base-name={base.short}",
-        *args.pytest,
+        *args.passed_on,
     ]
     return subprocess.run(command, cwd=runner.cwd, env=runner.environ, check=False).returncode
 
