@@ -194,9 +194,9 @@ DAMAGES = {
     "other tool": (lambda p: p.write_text('{"machine": 1}'), "not a perfgate baseline"),
     "a list": (lambda p: p.write_text("[1, 2]"), "not a perfgate baseline"),
     "nested without end": (lambda p: p.write_text("[" * 100_000), "nested too deeply|cut short"),
-    "newer schema": (lambda p: damage(p, '"schema": 1', '"schema": 2'), r":1: schema 2.*reads 1"),
-    "older schema": (lambda p: damage(p, '"schema": 1', '"schema": 0'), r":1: schema 0.*reads 1"),
-    "schema true": (lambda p: damage(p, '"schema": 1', '"schema": true'), "schema True"),
+    "newer schema": (lambda p: damage(p, '"schema": 2', '"schema": 3'), r":1: schema 3.*reads 2"),
+    "older schema": (lambda p: damage(p, '"schema": 2', '"schema": 0'), r":1: schema 0.*reads 2"),
+    "schema true": (lambda p: damage(p, '"schema": 2', '"schema": true'), "schema True"),
     "other columns": (lambda p: damage(p, '"p10_us"', '"min_us"'), r":3: columns .*min_us"),
     "binary": (lambda p: p.write_bytes(b'{"tool":\n\xff\xfe'), r":2: not UTF-8"),
     "merge": (
