@@ -29,6 +29,7 @@ from perfgate.world.cover import start_coverage
 from perfgate.world.crossing import pack, unpack
 from perfgate.world.debug import enter_post_mortem, install_breakpoint
 from perfgate.world.device import choose_gpu
+from perfgate.world.memory import keep_freed_memory
 from perfgate.world.parcel import Parcel, discard, lay_out
 from perfgate.world.protocol import (
     STACK_SIGNAL,
@@ -100,6 +101,7 @@ def _settle(seat: Seat, files: Files) -> None:
     """Make the forked process look like one started afresh, with its own output."""
     if seat.scheduling != ORDINARY:
         enter(seat.scheduling)
+        keep_freed_memory()
     os.dup2(files.output, 1)
     os.dup2(files.output, 2)
     with open(os.devnull) as null:
