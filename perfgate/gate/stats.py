@@ -202,4 +202,4 @@ def noncentrality(dof: float, critical: float, power: float) -> float:
 
 def expm1(value: float) -> float:
     """Return a log ratio as a ratio less one; infinite where it is past all numbers."""
-    return math.expm1(value) if value < 700 else math.inf
+    return math.inf if value > 700 else math.expm1(value)
