@@ -120,8 +120,10 @@ class Run:
 
     def against_baseline(self, case: Case, policy: Policy) -> AgainstBaseline:
         """Return what a time is held against."""
-        baselines, pooled = self._baselines(self.environment, suite_of(case.test))
-        return AgainstBaseline(baselines.get(case.id), policy, pooled)
+        suite = suite_of(case.test)
+        baselines, pooled = self._baselines(self.environment, suite)
+        pinned = self.store.load_pinned(self.environment, suite).get(case.id)
+        return AgainstBaseline(baselines.get(case.id), policy, pooled, pinned)
 
     def against_portable(self, case: Case, policy: Policy) -> AgainstPortable:
         """Return what a ratio is held against."""

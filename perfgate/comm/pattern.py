@@ -95,7 +95,7 @@ class Pattern:
     def first_wrong(self, buffer: torch.Tensor, segment: Segment, call: int) -> str | None:
         """Return None, or where a flat buffer first differs, with the values got and expected."""
         row = self.row(segment, call)
-        if all(torch.equal(piece, row[: piece.numel()]) for piece in buffer.split(PERIOD)):
+        if all(torch.equal(piece, row[: piece.numel()]) for piece in torch.split(buffer, PERIOD)):
             return None
         first, count, offset = None, 0, 0
         for piece in _periods(buffer):
