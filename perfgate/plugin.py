@@ -11,6 +11,7 @@ import pytest
 from perfgate.errors import BaselineError, PerfgateError
 from perfgate.launched import join_launcher
 from perfgate.options import Settings, add_options, read_settings
+from perfgate.scheduling import BATCH, PERMIT, permitted
 
 if TYPE_CHECKING:
     from perfgate.fixture import Gate
@@ -54,6 +55,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     mode = "refresh" if settings.refresh else "gate"
     limit = f"limit {settings.max_regression:.0%}, must catch {settings.must_catch:.0%}"
     lines = [f"perfgate: {mode}, {limit}, baselines in {settings.baselines}"]
+    if permitted() == BATCH:
+        lines.append(f"perfgate: real-time scheduling would be far less noisy; permit: {PERMIT}")
     return lines + [f"perfgate: PLANTED SLOWDOWN {plant}" for plant in _plants()]
 
 
