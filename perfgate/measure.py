@@ -8,12 +8,17 @@ identical code then is 0.01 to 0.06 in log time, in place of 0.05 to 0.40.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import getpass
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from perfgate.bench.sample import Extent, Timed, slowest, slowest_pair
-from perfgate.errors import UsageError
+from perfgate.errors import LaunchError, UsageError
 from perfgate.gate.conditions import Conditions, others_share
 from perfgate.gate.ratio import paired_ratios
 from perfgate.gate.stats import summarise
@@ -29,6 +34,7 @@ LAUNCH_OVERHEAD_S = 0.09
 MIN_LAUNCH_S, MAX_LAUNCH_S = 0.05, 0.8
 #: Launches take turns among so many memory layouts, so that none makes the whole session.
 LAYOUTS = 4
+TURN_DEADLINE_S = 600.0
 _TRIAL_CALLS = 2
 
 
@@ -143,10 +149,30 @@ def measure(
     )
 
 
-def undisturbed(spec: WorldSpec) -> contextlib.AbstractContextManager[object]:
-    """Keep this machine's processors awake where that helps what is timed on them."""
+@contextlib.contextmanager
+def undisturbed(spec: WorldSpec) -> Iterator[None]:
+    """Have the machine for oneself, among runs of perfgate, and its processors awake.
+
+    Two runs whose ranks both come before everything else would only measure each other.
+
+    :raises LaunchError: when another run measures for :data:`TURN_DEADLINE_S` on end.
+    """
     helps = permitted() == REAL_TIME and spec.device == "cpu" and chosen() is None
-    return Awake() if helps else contextlib.nullcontext()
+    with _turn(), Awake() if helps else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def _turn() -> Iterator[None]:
+    path = Path(tempfile.gettempdir()) / f"perfgate-{getpass.getuser()}.lock"
+    try:
+        with FileLock(path, timeout=TURN_DEADLINE_S):
+            yield
+    except Timeout as error:
+        raise LaunchError(
+            f"another run of perfgate has measured on this machine for {TURN_DEADLINE_S:g} s "
+            f"({path}); let it end, then run again"
+        ) from error
 
 
 def _launch(spec: WorldSpec, timing: Timing, worlds: Worlds, extent: Extent, number: int) -> Timed:

@@ -16,8 +16,9 @@ from perfgate.gate.conditions import Conditions
 from perfgate.gate.conditions import problems as spoiled
 from perfgate.gate.environment import Environment
 from perfgate.gate.noise import pool_sessions, steadiest_figure
+from perfgate.gate.pace import follows
 from perfgate.gate.ratio import PORTABLE
-from perfgate.gate.stats import Component
+from perfgate.gate.stats import Component, Figure
 from perfgate.judgement import AgainstBaseline, AgainstPortable, Judgement
 from perfgate.measure import Effort, Timing, measure
 from perfgate.model import (
@@ -39,9 +40,7 @@ RUN_ALPHA = 0.01
 CONFIRMING_LAUNCHES = 2
 #: What a case may be compared by, the one to prefer first: where most calls stall, p25 jumps
 #: between those that run through and those that do not.
-FIGURES = ("p10_s", "p25_s")
-#: The same for collectives, which follow the pace at which the machine passes messages.
-MESSAGE_FIGURES = ("p25_probes", "p10_probes")
+QUANTILES = ("p10_s", "p25_s")
 #: A baseline is measured once and compared with often.
 STORED_LAUNCHES = 2
 Tell = Callable[[Case, str], None]
@@ -243,7 +242,7 @@ class Run:
                 case_id=measurement.case.id,
                 suite=suite_of(measurement.case.test),
                 portable=where == PORTABLE,
-                figure=steadiest_figure([session], _figures(measurement.case)),
+                figure=_steadiest(measurement.case, session),
                 session=session,
             )
         )
@@ -257,8 +256,9 @@ class Run:
         return self._opened[path]
 
 
-def _figures(case: Case) -> tuple[str, ...]:
-    return FIGURES if case.size_bytes is None else MESSAGE_FIGURES
+def _steadiest(case: Case, session: Session) -> Figure:
+    share = follows(case)
+    return Figure(steadiest_figure([session], QUANTILES, share), share)
 
 
 def suite_of(test: str) -> str:

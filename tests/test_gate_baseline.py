@@ -19,6 +19,7 @@ from perfgate.gate.decide import decide
 from perfgate.gate.environment import Environment
 from perfgate.gate.files import replace_whole
 from perfgate.gate.schema import BaselineFile, StoredCase, StoredSession, parse
+from perfgate.gate.stats import Figure
 from perfgate.model import (
     Case,
     Launch,
@@ -140,12 +141,13 @@ def test_the_last_thirty_sessions_and_the_pinned_one_are_kept(tmp_path):
 def test_the_figure_chosen_at_calibration_is_frozen_and_survives_a_refresh(tmp_path):
     store, path = stored(tmp_path)
     assert store.load(HERE, "comm")["b"].figure == "p25_s"
-    store.calibrate(HERE, "comm", {"b": "p10_s"})
+    store.calibrate(HERE, "comm", {"b": Figure("p10_s", 0.5)})
     store.add(HERE, "comm", {"b": session("later")})
-    assert store.load(HERE, "comm")["b"].figure == "p10_s"
+    frozen = store.load(HERE, "comm")["b"]
+    assert (frozen.figure, frozen.follows) == ("p10_s", 0.5)
     assert store.load(HERE, "comm")[CASES[0]].figure == "p25_s"
     before = path.read_bytes()
-    for wrong in ({"nowhere": "p25_s"}, {"b": "p95_s"}):
+    for wrong in ({"nowhere": Figure()}, {"b": Figure("p95_s")}):
         with pytest.raises(BaselineError, match="cannot compare"):
             store.calibrate(HERE, "comm", wrong)
     assert path.read_bytes() == before

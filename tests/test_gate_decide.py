@@ -401,7 +401,7 @@ def probed_baseline(stored, probe_s):
         replace(session, launches=tuple(replace(one, probe_s=probe_s) for one in session.launches))
         for session in stored.sessions
     )
-    return replace(stored, sessions=sessions, figure="p25_probes")
+    return replace(stored, sessions=sessions, follows=1.0)
 
 
 @given(st.floats(-0.5, 0.5), st.floats(-0.5, 0.5))
@@ -420,6 +420,6 @@ def test_without_a_probe_on_either_side_seconds_are_compared():
     now = measured(noisy(1))
     bare = decide(now, baseline(noisy(2)), POLICY)
     assert decide(now, there, POLICY).change == pytest.approx(bare.change)
-    unprobed = replace(baseline(noisy(2)), figure="p25_probes")
+    unprobed = replace(baseline(noisy(2)), follows=1.0)
     assert decide(probed(now, 9e-6), unprobed, POLICY).change == pytest.approx(bare.change)
     assert math.isnan(bare.pace)

@@ -160,7 +160,7 @@ def decide_portable(
         policy,
         sessions=MACHINES,
         launches=LAUNCHES,
-        figure=FIGURE,
+        quantile=FIGURE,
         feels_weather=False,
     )
     if flagged is not None:

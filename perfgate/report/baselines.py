@@ -15,6 +15,7 @@ from perfgate.errors import UsageError
 from perfgate.gate.baseline import BaselineStore
 from perfgate.gate.environment import Environment
 from perfgate.gate.ratio import PORTABLE
+from perfgate.gate.stats import Figure
 from perfgate.model import Launch, Session
 from perfgate.units import format_duration
 
@@ -110,7 +111,7 @@ def _accept(args: argparse.Namespace, store: BaselineStore) -> int:
             where = PORTABLE if entry["portable"] else environment
             path = store.restart(where, entry["suite"], {case_id: session})
             if not entry["portable"]:
-                store.calibrate(where, entry["suite"], {case_id: entry["figure"]})
+                store.calibrate(where, entry["suite"], {case_id: Figure(**entry["figure"])})
             sys.stdout.write(f"{path}: {case_id} begins anew with {session.commit}\n")
     return 0
 
