@@ -133,7 +133,7 @@ def _measure(case: Case, slowdown: float, worlds: Worlds, effort: Effort) -> Mea
     world = case.world
     args = (case.op, case.size_bytes, case.dtype, world.provider, world.device)
     timing = Timing("time_collective", args, slowdown)
-    return measure(case, _HERE, timing, worlds, effort, lambda _: None)
+    return measure(case, _HERE, timing, worlds, effort, lambda *_: None)
 
 
 def _finding(first: Measurement, second: Measurement, slowed: Measurement) -> Finding:

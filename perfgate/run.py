@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 
+from perfgate.gate.allocate import share_out
 from perfgate.gate.baseline import BaselineStore
 from perfgate.gate.conditions import Conditions
 from perfgate.gate.conditions import problems as spoiled
 from perfgate.gate.environment import Environment
-from perfgate.gate.noise import pool_sessions, steadiest_figure
+from perfgate.gate.noise import pool_sessions, spread_between_launches, steadiest_figure
 from perfgate.gate.pace import follows
 from perfgate.gate.ratio import PORTABLE
 from perfgate.gate.stats import Component, Figure
@@ -64,6 +65,7 @@ class Run:
     _measured: list[Measured] = field(default_factory=list)
     _stored: list[Path] = field(default_factory=list)
     failed_reports: list[str] = field(default_factory=list)
+    _launches: dict[str, int] = field(default_factory=dict)
     _begun: Conditions = field(default_factory=Conditions.read)
     _opened: dict[Path, tuple[dict[str, Baseline], Component]] = field(default_factory=dict)
 
@@ -113,9 +115,14 @@ class Run:
 
         :raises BaselineError: when a file cannot be read.
         """
-        for suite in sorted({suite_of(test) for test in tests}):
-            self._baselines(self.environment, suite)
+        spreads: dict[str, float | None] = dict.fromkeys(tests)
+        for suite in sorted({suite_of(test) for test in spreads}):
             self._baselines(PORTABLE, suite)
+            for case_id, baseline in self._baselines(self.environment, suite)[0].items():
+                test = case_id.split(" | ")[0]
+                if test in spreads:
+                    spreads[test] = max(spreads[test] or 0.0, spread_between_launches(baseline))
+        self._launches = share_out(spreads, self.settings.launches)
 
     def against_baseline(self, case: Case, policy: Policy) -> AgainstBaseline:
         """Return what a time is held against."""
@@ -143,9 +150,7 @@ class Run:
         __tracebackhide__ = True
         where = where or self.environment
         proof = self.proof
-        effort = Effort.share(self.settings.budget_s, self.planned, self.settings.launches)
-        if self.settings.refresh:
-            effort = effort.times(STORED_LAUNCHES)
+        effort = self._effort(case)
         measurement = self._measure(case, where, timing, effort, "")
         verdict = judgement.decide(measurement)
         if judgement.flags(verdict):
@@ -217,6 +222,13 @@ class Run:
             return verdict
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason="; ".join(reasons))
 
+    def _effort(self, case: Case) -> Effort:
+        """Return a case's share of the budget, by what its stored launches differ by."""
+        average = self.settings.launches
+        effort = Effort.share(self.settings.budget_s, self.planned, average)
+        factor = STORED_LAUNCHES if self.settings.refresh else 1
+        return effort.times(factor * self._launches.get(case.test, average) / average)
+
     def _measure(
         self, case: Case, where: Environment, timing: Timing, effort: Effort, prefix: str
     ) -> Measurement:
@@ -227,7 +239,7 @@ class Run:
             timing,
             self.worlds,
             effort,
-            lambda number: self.tell(case, f"{prefix}launch {number} of {effort.launches}"),
+            lambda number, of: self.tell(case, f"{prefix}launch {number} of {of}"),
         )
 
     def _keep(self, where: Environment, measurement: Measurement) -> None:

@@ -84,6 +84,12 @@ def pool_sessions(baselines: Iterable[Baseline], *, prior: Component = SESSIONS)
     return pooled(prior, Component(max(variance, 0.0), dof * weight))
 
 
+def spread_between_launches(baseline: Baseline) -> float:
+    """Return the standard deviation of a stored case's log figure between launches."""
+    means = [mean for mean in baseline_means(baseline) if mean.launches > 1]
+    return math.sqrt(np.mean([mean.variance * mean.launches for mean in means])) if means else 0.0
+
+
 def session_variance(means: Sequence[Mean], prior: Component) -> Component:
     """Return one case's variance between sessions: its own, moderated by ``prior``."""
     own = between(means)
