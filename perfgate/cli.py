@@ -15,7 +15,7 @@ from perfgate.errors import PerfgateError
 #: Subcommand, the module with ``configure(parser)`` and ``run(args) -> int``, and its one line.
 COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("bench", "perfgate.benchmark", "measure collectives, as ds_bench does, with checked data"),
-    ("baseline", "perfgate.report.baselines", "list, show and accept stored baselines"),
+    ("baseline", "perfgate.report.baselines", "list, show, accept and pin stored baselines"),
     ("compare", "perfgate.compare", "measure two revisions side by side"),
     ("doctor", "perfgate.doctor", "try out what this machine lets the gate see"),
     ("history", "perfgate.report.history", "find lasting steps in the stored sessions"),

@@ -20,7 +20,8 @@ from perfgate.comm.bandwidth import factor
 from perfgate.gate.allocate import Design, to_detect
 from perfgate.gate.decide import decide
 from perfgate.gate.noise import steadiest_figure
-from perfgate.gate.stats import log_figures
+from perfgate.gate.pace import follows
+from perfgate.gate.stats import Figure, launches_of
 from perfgate.measure import Effort, Timing, measure
 from perfgate.model import (
     Baseline,
@@ -44,7 +45,7 @@ from perfgate.world.pool import Worlds
 
 PLANTED = 0.25
 WANTED = (0.05, 0.10)
-FIGURES = ("p25_s", "p10_s", "p50_s")
+QUANTILES = ("p25_s", "p10_s", "p50_s")
 CASES_OF_A_RUN = 30
 _HERE = "this machine"
 
@@ -132,21 +133,27 @@ def _measure(case: Case, slowdown: float, worlds: Worlds, effort: Effort) -> Mea
     world = case.world
     args = (case.op, case.size_bytes, case.dtype, world.provider, world.device)
     timing = Timing("time_collective", args, slowdown)
-    return measure(case, _HERE, timing, worlds, effort, lambda _: None)
+    return measure(case, _HERE, timing, worlds, effort, lambda *_: None)
 
 
 def _finding(first: Measurement, second: Measurement, slowed: Measurement) -> Finding:
     sessions = [_session(first), _session(second)]
-    figure = steadiest_figure(sessions, FIGURES)
-    logs = [log_figures(session.launches, figure) for session in sessions]
+    share = follows(first.case)
+    quantile = steadiest_figure(sessions, QUANTILES, share)
+    figure = Figure(quantile, share).known_of(launches_of(sessions))
+    logs = [figure.logs(session.launches) for session in sessions]
     spread = math.sqrt(np.mean([np.var(values, ddof=1) for values in logs]))
     baseline = Baseline(
-        case_id=first.case.id, environment=_HERE, sessions=(sessions[0],), figure=figure
+        case_id=first.case.id,
+        environment=_HERE,
+        sessions=(sessions[0],),
+        figure=quantile,
+        follows=share,
     )
     policy = Policy(alpha=RUN_ALPHA / CASES_OF_A_RUN)
     return Finding(
         case=first.case,
-        figure=figure,
+        figure=quantile,
         spread=float(spread),
         launches=len(first.launches),
         same=decide(second, baseline, policy),

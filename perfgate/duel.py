@@ -23,7 +23,15 @@ import numpy.typing as npt
 from perfgate.errors import UsageError, WorldError
 from perfgate.gate.conditions import Conditions, others_share
 from perfgate.gate.ratio import paired_ratios
-from perfgate.measure import LAYOUTS, Effort, PairTiming, Timing, undisturbed
+from perfgate.measure import (
+    LAUNCH_OVERHEAD_S,
+    LAYOUTS,
+    MIN_LAUNCH_S,
+    Effort,
+    PairTiming,
+    Timing,
+    undisturbed,
+)
 from perfgate.model import Case, Launch, Measurement
 from perfgate.scheduling import permitted
 from perfgate.world.controller import RankFailure, World
@@ -144,14 +152,15 @@ def measure_beside(
     timing: Timing,
     worlds: Worlds,
     effort: Effort,
-    tell: Callable[[int], None],
+    tell: Callable[[int, int], None],
     *,
     base: Base,
     attempt: str,
 ) -> Measurement:
     """Measure a case on head and base side by side.
 
-    :param tell: is told the number of each launch before it, from 1.
+    :param effort: of its time for each launch, what starting a second world takes is left out.
+    :param tell: is told the number of each launch before it, from 1, and of how many.
     :param attempt: makes the random orders others than those of another attempt.
     :raises NotInBase: when the base lacks what is measured.
     :raises UsageError: when the base has not its own package under test.
@@ -161,11 +170,12 @@ def measure_beside(
     order = random.Random(f"{base.seed} {case.id} {attempt}")
     launches, times_s = [], []
     problem = ""
+    launch_s = max(effort.launch_s - LAUNCH_OVERHEAD_S, MIN_LAUNCH_S)
     before = Conditions.read()
     with undisturbed(case.world):
         for number in range(1, effort.launches + 1):
-            tell(number)
-            pairs = _launch(case, timing, worlds, effort.launch_s, number, base, order)
+            tell(number, effort.launches)
+            pairs = _launch(case, timing, worlds, launch_s, number, base, order)
             if problem := pairs.problem:
                 break
             launches.append(pairs.launch())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from perfgate.gate import creep
 from perfgate.gate.commits import confirm_beside, decide_beside, least_launches
-from perfgate.gate.decide import confirm, decide, needs_confirmation
+from perfgate.gate.decide import decide, needs_confirmation
+from perfgate.gate.phrase import told_again
 from perfgate.gate.ratio import decide_portable, decide_ratio
 from perfgate.gate.stats import Component
 from perfgate.gate.tail import decide_tail, split, with_tail
@@ -28,19 +31,19 @@ class Judgement(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AgainstBaseline:
-    """The stored sessions of this environment: the typical call, and the tail beside it."""
+    """The stored sessions of this environment: the typical call, and beside it the tail.
+
+    ``pinned`` holds the sessions of a pinned release, if there is one: creep shows against it.
+    """
 
     baseline: Baseline | None
     policy: Policy
     sessions: Component
+    pinned: Baseline | None = None
 
     def decide(self, measurement: Measurement) -> Verdict:
         """Return the first verdict."""
-        typical, tail = split(self.policy)
-        return with_tail(
-            decide(measurement, self.baseline, typical, sessions=self.sessions),
-            decide_tail(measurement, self.baseline, tail),
-        )
+        return self._beside(measurement, lambda policy: self._typical(measurement, policy))
 
     def flags(self, verdict: Verdict) -> bool:
         """Say whether the case looks slower than its limit."""
@@ -48,13 +51,19 @@ class AgainstBaseline:
 
     def confirm(self, flagged: Verdict, fresh: Measurement) -> Verdict:
         """Return the verdict on launches made after the flag."""
-        if self.baseline is None:
-            return flagged
-        typical, tail = split(self.policy)
-        return with_tail(
-            confirm(flagged, fresh, self.baseline, typical, sessions=self.sessions),
-            decide_tail(fresh, self.baseline, tail),
-        )
+        return self._beside(fresh, lambda policy: told_again(flagged, self._typical(fresh, policy)))
+
+    def _typical(self, measurement: Measurement, policy: Policy) -> Verdict:
+        return decide(measurement, self.baseline, policy, sessions=self.sessions)
+
+    def _beside(self, measurement: Measurement, typical: Callable[[Policy], Verdict]) -> Verdict:
+        """Return the typical call's verdict, or what only the tail or the pinned release shows."""
+        recent, pin = creep.split(self.policy) if self.pinned else (self.policy, self.policy)
+        usual, tail = split(recent)
+        verdict = with_tail(typical(usual), decide_tail(measurement, self.baseline, tail))
+        if self.pinned is None:
+            return verdict
+        return creep.with_creep(verdict, measurement, self.pinned, pin, self.sessions)
 
 
 @dataclass(frozen=True, slots=True)

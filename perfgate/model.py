@@ -148,13 +148,15 @@ class Session:
 class Baseline:
     """The accepted sessions of one case in one environment, oldest first.
 
-    ``figure`` is the figure of a launch that is compared, chosen at calibration.
+    ``figure`` is the quantile of a launch that is compared, chosen at calibration; ``follows`` by
+    how much of a change of the machine's pace the log of it changes (:mod:`perfgate.gate.pace`).
     """
 
     case_id: str
     environment: str
     sessions: tuple[Session, ...]
     figure: str = "p25_s"
+    follows: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ class Settings:
     :param refresh: whether this run is stored as a session.
     :param strict: whether a verdict without an answer fails.
     :param budget_s: the time that all measured cases may take together.
-    :param launches: fresh worlds a case.
+    :param launches: fresh worlds a case, on average; a case that varies more gets more.
     :param base: the Python whose packages are compared with, in place of stored baselines.
     :param base_name: what to call it.
     """
@@ -68,7 +68,7 @@ _OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("max-regression", "PERCENT", "the limit: slower by more than this fails (default: 10)"),
     ("must-catch", "PERCENT", "the slowdown that a PASS excludes (default: 2.5 times the limit)"),
     ("budget", "SECONDS", "time for all measured cases together (default: 75)"),
-    ("launches", "N", "fresh worlds a case, each one replicate (default: 8)"),
+    ("launches", "N", "fresh worlds a case on average, each one replicate (default: 16)"),
     (
         "base",
         "PYTHON",
@@ -130,7 +130,7 @@ def _read(config: pytest.Config) -> Settings:
         max_regression=limit,
         must_catch=parse_fraction(catch, name="--perfgate-must-catch"),
         budget_s=parse_duration(_text(config, "budget", "75")),
-        launches=_count(config, "launches", 8, least=2),
+        launches=_count(config, "launches", 16, least=2),
         base=_text(config, "base", ""),
         base_name=_text(config, "base-name", "") or _text(config, "base", ""),
     )

@@ -11,6 +11,7 @@ import pytest
 from perfgate.errors import BaselineError, PerfgateError
 from perfgate.launched import join_launcher
 from perfgate.options import Settings, add_options, read_settings
+from perfgate.scheduling import BATCH, PERMIT, permitted
 
 if TYPE_CHECKING:
     from perfgate.duel import Base
@@ -62,6 +63,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     if (base := config.stash.get(BASE, None)) is not None:
         against = f"against {settings.base_name} with torch {base.torch}"
     lines = [f"perfgate: {mode}, {limit}, {against}"]
+    if permitted() == BATCH:
+        lines.append(f"perfgate: real-time scheduling would be far less noisy; permit: {PERMIT}")
     return lines + [f"perfgate: PLANTED SLOWDOWN {plant}" for plant in _plants()]
 
 

@@ -13,13 +13,15 @@ from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 
 from perfgate.duel import Base, NotInBase, measure_beside
+from perfgate.gate.allocate import share_out
 from perfgate.gate.baseline import BaselineStore
 from perfgate.gate.conditions import Conditions
 from perfgate.gate.conditions import problems as spoiled
 from perfgate.gate.environment import Environment
-from perfgate.gate.noise import pool_sessions, steadiest_figure
+from perfgate.gate.noise import pool_sessions, spread_between_launches, steadiest_figure
+from perfgate.gate.pace import follows
 from perfgate.gate.ratio import PORTABLE
-from perfgate.gate.stats import Component
+from perfgate.gate.stats import Component, Figure
 from perfgate.judgement import AgainstBaseline, AgainstCommit, AgainstPortable, Judgement
 from perfgate.measure import Effort, Timing, measure
 from perfgate.model import (
@@ -41,9 +43,7 @@ RUN_ALPHA = 0.01
 CONFIRMING_LAUNCHES = 2
 #: What a case may be compared by, the one to prefer first: where most calls stall, p25 jumps
 #: between those that run through and those that do not.
-FIGURES = ("p10_s", "p25_s")
-#: The same for collectives, which follow the pace at which the machine passes messages.
-MESSAGE_FIGURES = ("p25_probes", "p10_probes")
+QUANTILES = ("p10_s", "p25_s")
 #: A baseline is measured once and compared with often.
 STORED_LAUNCHES = 2
 Tell = Callable[[Case, str], None]
@@ -69,6 +69,7 @@ class Run:
     _measured: list[Measured] = field(default_factory=list)
     _stored: list[Path] = field(default_factory=list)
     failed_reports: list[str] = field(default_factory=list)
+    _launches: dict[str, int] = field(default_factory=dict)
     _begun: Conditions = field(default_factory=Conditions.read)
     _opened: dict[Path, tuple[dict[str, Baseline], Component]] = field(default_factory=dict)
 
@@ -125,16 +126,25 @@ class Run:
 
         :raises BaselineError: when a file cannot be read.
         """
-        for suite in sorted({suite_of(test) for test in tests} if self.base is None else ()):
-            self._baselines(self.environment, suite)
+        if self.base is not None:
+            return
+        spreads: dict[str, float | None] = dict.fromkeys(tests)
+        for suite in sorted({suite_of(test) for test in spreads}):
             self._baselines(PORTABLE, suite)
+            for case_id, baseline in self._baselines(self.environment, suite)[0].items():
+                test = case_id.split(" | ")[0]
+                if test in spreads:
+                    spreads[test] = max(spreads[test] or 0.0, spread_between_launches(baseline))
+        self._launches = share_out(spreads, self.settings.launches)
 
     def against_baseline(self, case: Case, policy: Policy) -> Judgement:
         """Return what a time is held against."""
         if self.base is not None:
             return against_commit(self.base, policy)
-        baselines, pooled = self._baselines(self.environment, suite_of(case.test))
-        return AgainstBaseline(baselines.get(case.id), policy, pooled)
+        suite = suite_of(case.test)
+        baselines, pooled = self._baselines(self.environment, suite)
+        pinned = self.store.load_pinned(self.environment, suite).get(case.id)
+        return AgainstBaseline(baselines.get(case.id), policy, pooled, pinned)
 
     def against_portable(self, case: Case, policy: Policy) -> Judgement:
         """Return what a ratio is held against."""
@@ -157,9 +167,7 @@ class Run:
         __tracebackhide__ = True
         where = where or self.environment
         proof = self.proof
-        effort = Effort.share(self.settings.budget_s, self.planned, self.settings.launches)
-        if self.settings.refresh:
-            effort = effort.times(STORED_LAUNCHES)
+        effort = self._effort(case)
         beside = isinstance(judgement, AgainstCommit)
         measure_it = self._measure_beside if beside else self._measure
         try:
@@ -238,6 +246,13 @@ class Run:
             return verdict
         return replace(verdict, outcome=Outcome.INCONCLUSIVE, reason="; ".join(reasons))
 
+    def _effort(self, case: Case) -> Effort:
+        """Return a case's share of the budget, by what its stored launches differ by."""
+        average = self.settings.launches
+        effort = Effort.share(self.settings.budget_s, self.planned, average)
+        factor = STORED_LAUNCHES if self.settings.refresh else 1
+        return effort.times(factor * self._launches.get(case.test, average) / average)
+
     def _measure(
         self, case: Case, where: Environment, timing: Timing, effort: Effort, prefix: str
     ) -> Measurement:
@@ -248,7 +263,7 @@ class Run:
             timing,
             self.worlds,
             effort,
-            lambda number: self.tell(case, f"{prefix}launch {number} of {effort.launches}"),
+            lambda number, of: self.tell(case, f"{prefix}launch {number} of {of}"),
         )
 
     def _measure_beside(
@@ -262,7 +277,7 @@ class Run:
             timing,
             self.worlds,
             effort,
-            lambda number: self.tell(case, f"{prefix}launch {number} of {effort.launches}"),
+            lambda number, of: self.tell(case, f"{prefix}launch {number} of {of}"),
             base=self.base,
             attempt=prefix,
         )
@@ -292,7 +307,7 @@ class Run:
                 case_id=measurement.case.id,
                 suite=suite_of(measurement.case.test),
                 portable=where == PORTABLE,
-                figure=steadiest_figure([session], _figures(measurement.case)),
+                figure=_steadiest(measurement.case, session),
                 session=session,
             )
         )
@@ -312,8 +327,9 @@ def against_commit(base: Base, policy: Policy) -> AgainstCommit:
     return AgainstCommit(policy, base.name, again)
 
 
-def _figures(case: Case) -> tuple[str, ...]:
-    return FIGURES if case.size_bytes is None else MESSAGE_FIGURES
+def _steadiest(case: Case, session: Session) -> Figure:
+    share = follows(case)
+    return Figure(steadiest_figure([session], QUANTILES, share), share)
 
 
 def suite_of(test: str) -> str:

@@ -17,6 +17,18 @@ PERMIT = "sudo prlimit --pid $$ --rtprio=1"
 """Permits the shell that it is typed in, and what that starts, the lowest real-time priority."""
 
 
+def share_of_cores(local_rank: int, local_size: int) -> set[int]:
+    """Return the cores that one of several ranks on this machine gets to itself, or shares.
+
+    Without that the kernel now and then puts two ranks onto one core, for a whole launch.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    each = len(cores) // local_size
+    if each == 0:
+        return {cores[local_rank % len(cores)]}
+    return set(cores[local_rank * each : (local_rank + 1) * each])
+
+
 @cache
 def permitted() -> str:
     """Return the best class that this process may give its ranks, by trying it on itself."""

@@ -100,3 +100,17 @@ def test_help_names_every_command(tmp_path):
     assert result.returncode == 0
     for command in ("bench", "baseline", "doctor", "history", "report"):
         assert command in result.stdout
+
+
+def test_a_pinned_release_is_kept_and_who_pins_what_is_not_there_is_told(drifted):
+    told = perfgate("baseline", "pin", "c00", cwd=drifted)
+    assert told.returncode == 0, told.stderr
+    assert "c00 is pinned" in told.stdout
+    store = BaselineStore(drifted / "baselines")
+    for number in range(20, 60):
+        store.add(HERE, "comm", {"a.py::test_a | all_reduce 4KiB": session(number, 1e-3)})
+    [pinned] = store.load_pinned(HERE, "comm").values()
+    assert [one.commit for one in pinned.sessions] == ["c00"]
+    absent = perfgate("baseline", "pin", "c99", cwd=drifted)
+    assert absent.returncode == 2
+    assert "no stored session is of commit 'c99'" in absent.stderr

@@ -11,10 +11,12 @@ from perfgate.gate.allocate import (
     Design,
     calls_per_launch,
     launches_within,
+    share_out,
     spend,
     to_detect,
+    variance_of_p25,
 )
-from perfgate.gate.stats import Component
+from perfgate.gate.stats import Component, summarise
 
 positive = st.floats(1e-3, 1e3)
 
@@ -95,3 +97,32 @@ def test_the_design_that_sees_ten_percent_is_named_and_does():
 
 def test_what_no_design_sees_is_said():
     assert to_detect(0.02, Design(spread=0.5), alpha=0.001) is None
+
+
+spreads = st.dictionaries(
+    st.sampled_from("abcdefgh"), st.none() | st.floats(0.001, 1.0), min_size=1, max_size=8
+)
+
+
+@given(spreads, st.integers(2, 32))
+def test_launches_are_shared_out_by_what_they_differ_by_within_the_same_total(given_spreads, count):
+    launches = share_out(given_spreads, count)
+    assert launches.keys() == given_spreads.keys()
+    assert sum(launches.values()) <= count * len(launches)
+    assert all(2 <= one <= 4 * count for one in launches.values())
+    known = sorted((spread, launches[case]) for case, spread in given_spreads.items() if spread)
+    assert [one for _, one in known] == sorted(one for _, one in known)
+    assert all(launches[case] == count for case, spread in given_spreads.items() if spread is None)
+
+
+def test_a_case_that_varies_four_times_as_much_gets_most_of_the_launches():
+    launches = share_out({"calm": 0.02, "calmer": 0.01, "wild": 0.08}, 16)
+    assert launches["wild"] > 24
+    assert launches["calm"] >= launches["calmer"] >= 8
+
+
+def test_what_a_call_adds_to_a_quartile_is_what_resampling_shows():
+    rng = np.random.default_rng(0)
+    drawn = np.exp(rng.normal(0, 0.3, (4000, 400)))
+    seen = np.var(np.log(np.quantile(drawn, 0.25, axis=1)))
+    assert variance_of_p25(summarise(drawn[0])) / 400 == pytest.approx(seen, rel=0.35)

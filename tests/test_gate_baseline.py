@@ -19,6 +19,7 @@ from perfgate.gate.decide import decide
 from perfgate.gate.environment import Environment
 from perfgate.gate.files import replace_whole
 from perfgate.gate.schema import BaselineFile, StoredCase, StoredSession, parse
+from perfgate.gate.stats import Figure
 from perfgate.model import (
     Case,
     Launch,
@@ -140,12 +141,13 @@ def test_the_last_thirty_sessions_and_the_pinned_one_are_kept(tmp_path):
 def test_the_figure_chosen_at_calibration_is_frozen_and_survives_a_refresh(tmp_path):
     store, path = stored(tmp_path)
     assert store.load(HERE, "comm")["b"].figure == "p25_s"
-    store.calibrate(HERE, "comm", {"b": "p10_s"})
+    store.calibrate(HERE, "comm", {"b": Figure("p10_s", 0.5)})
     store.add(HERE, "comm", {"b": session("later")})
-    assert store.load(HERE, "comm")["b"].figure == "p10_s"
+    frozen = store.load(HERE, "comm")["b"]
+    assert (frozen.figure, frozen.follows) == ("p10_s", 0.5)
     assert store.load(HERE, "comm")[CASES[0]].figure == "p25_s"
     before = path.read_bytes()
-    for wrong in ({"nowhere": "p25_s"}, {"b": "p95_s"}):
+    for wrong in ({"nowhere": Figure()}, {"b": Figure("p95_s")}):
         with pytest.raises(BaselineError, match="cannot compare"):
             store.calibrate(HERE, "comm", wrong)
     assert path.read_bytes() == before
@@ -194,9 +196,9 @@ DAMAGES = {
     "other tool": (lambda p: p.write_text('{"machine": 1}'), "not a perfgate baseline"),
     "a list": (lambda p: p.write_text("[1, 2]"), "not a perfgate baseline"),
     "nested without end": (lambda p: p.write_text("[" * 100_000), "nested too deeply|cut short"),
-    "newer schema": (lambda p: damage(p, '"schema": 1', '"schema": 2'), r":1: schema 2.*reads 1"),
-    "older schema": (lambda p: damage(p, '"schema": 1', '"schema": 0'), r":1: schema 0.*reads 1"),
-    "schema true": (lambda p: damage(p, '"schema": 1', '"schema": true'), "schema True"),
+    "newer schema": (lambda p: damage(p, '"schema": 2', '"schema": 3'), r":1: schema 3.*reads 2"),
+    "older schema": (lambda p: damage(p, '"schema": 2', '"schema": 0'), r":1: schema 0.*reads 2"),
+    "schema true": (lambda p: damage(p, '"schema": 2', '"schema": true'), "schema True"),
     "other columns": (lambda p: damage(p, '"p10_us"', '"min_us"'), r":3: columns .*min_us"),
     "binary": (lambda p: p.write_bytes(b'{"tool":\n\xff\xfe'), r":2: not UTF-8"),
     "merge": (

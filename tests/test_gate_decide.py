@@ -389,3 +389,37 @@ def test_a_component_of_sessions_is_never_negative(seed):
     found = pool_sessions(same)
     assert isinstance(found, Component)
     assert found.variance > 0
+
+
+def probed(measurement, probe_s):
+    launches = tuple(replace(launch, probe_s=probe_s) for launch in measurement.launches)
+    return replace(measurement, launches=launches)
+
+
+def probed_baseline(stored, probe_s):
+    sessions = tuple(
+        replace(session, launches=tuple(replace(one, probe_s=probe_s) for one in session.launches))
+        for session in stored.sessions
+    )
+    return replace(stored, sessions=sessions, follows=1.0)
+
+
+@given(st.floats(-0.5, 0.5), st.floats(-0.5, 0.5))
+def test_a_machine_that_answers_slower_is_allowed_for(pace, slowdown):
+    there = probed_baseline(baseline(noisy(2)), 40e-6)
+    factor = math.exp(pace + slowdown)
+    verdict = decide(probed(measured(noisy(1) * factor), 40e-6 * math.exp(pace)), there, POLICY)
+    calm = decide(probed(measured(noisy(1)), 40e-6), there, POLICY)
+    assert math.log1p(verdict.change) == pytest.approx(math.log1p(calm.change) + slowdown)
+    assert math.log1p(verdict.pace) == pytest.approx(pace)
+    assert verdict.time_s == pytest.approx(calm.time_s * factor)
+
+
+def test_without_a_probe_on_either_side_seconds_are_compared():
+    there = probed_baseline(baseline(noisy(2)), 40e-6)
+    now = measured(noisy(1))
+    bare = decide(now, baseline(noisy(2)), POLICY)
+    assert decide(now, there, POLICY).change == pytest.approx(bare.change)
+    unprobed = replace(baseline(noisy(2)), follows=1.0)
+    assert decide(probed(now, 9e-6), unprobed, POLICY).change == pytest.approx(bare.change)
+    assert math.isnan(bare.pace)

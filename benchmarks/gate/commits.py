@@ -40,7 +40,7 @@ def _print(op: str, size: str, base: Base, worlds: Worlds, effort: Effort) -> No
     args = (op, case.size_bytes, "float32", spec.provider, spec.device)
     timing = Timing("time_collective", args)
     found = measure_beside(
-        case, "here", timing, worlds, effort, lambda _: None, base=base, attempt=""
+        case, "here", timing, worlds, effort, lambda *_: None, base=base, attempt=""
     )
     logs = log_figures(found.launches, "p50_s")
     pairs = np.median([launch.calls for launch in found.launches])

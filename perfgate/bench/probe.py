@@ -8,6 +8,7 @@ followed by a probe, and launches are compared by how many round trips their cal
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import time
@@ -17,7 +18,6 @@ from typing import Any
 import torch.distributed as dist
 
 _TRIPS = 2
-_KEY = "perfgate/probe"
 
 
 class Probe:
@@ -26,13 +26,16 @@ class Probe:
     Making one is collective, and so is closing it.
     """
 
+    _made = itertools.count()  # alike on every rank, so that each finds the other's of its own
+
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
+        key = f"perfgate/probe{next(self._made)}"
         last = dist.get_world_size() - 1
         if dist.get_rank() == 0:
-            self._socket = _accepted()
+            self._socket = _accepted(key)
         elif dist.get_rank() == last:
-            self._socket = _connected()
+            self._socket = _connected(key)
         if self._socket is not None:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -83,15 +86,15 @@ def _byte(peer: socket.socket) -> bytes:
     return byte
 
 
-def _accepted() -> socket.socket:
+def _accepted(key: str) -> socket.socket:
     host = os.environ["MASTER_ADDR"]  # where rank 0 serves the store
     with socket.create_server((host, 0)) as server:
-        _store().set(_KEY, f"{host} {server.getsockname()[1]}")
+        _store().set(key, f"{host} {server.getsockname()[1]}")
         return server.accept()[0]
 
 
-def _connected() -> socket.socket:
-    host, port = _store().get(_KEY).decode().split()
+def _connected(key: str) -> socket.socket:
+    host, port = _store().get(key).decode().split()
     return socket.create_connection((host, int(port)))
 
 

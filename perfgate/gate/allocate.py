@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from perfgate.errors import UsageError
 from perfgate.gate.noise import LAUNCHES, SESSIONS
 from perfgate.gate.stats import Component, Contrast, lifted
+from perfgate.model import Launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,14 @@ class Cost:
             raise UsageError("variances are not below zero")
 
 
+def variance_of_p25(launch: Launch) -> float:
+    """Return the variance that one call contributes to a launch's log p25.
+
+    ``q (1 - q) / f**2``, the density f at the quartile taken from p10 and p50.
+    """
+    return 0.25 * 0.75 * (math.log(launch.p50_s / launch.p10_s) / (0.50 - 0.10)) ** 2
+
+
 def calls_per_launch(cost: Cost, *, least: int = 20, most: int = 1000) -> int:
     """Return how many calls a launch is worth, between ``least`` and ``most``."""
     if cost.launches_variance == 0:
@@ -67,11 +76,12 @@ def spend(
     budget_s: float,
     *,
     wanted: float,
+    most: float = math.inf,
 ) -> dict[str, int]:
     """Return further launches by case: the widest interval first, until the budget is spent.
 
     A case's standard error is taken to fall with the square root of its launches. Nothing is
-    spent on a case whose error is ``wanted`` or less.
+    spent on a case whose error is ``wanted`` or less, or that has got ``most``.
 
     :param errors: the standard error of each case's log time after its ``launches`` so far.
     :param launch_s: what one more launch of each case takes.
@@ -87,9 +97,38 @@ def spend(
         left_s -= launch_s[case]
         extra[case] += 1
         error = errors[case] * math.sqrt(launches[case] / (launches[case] + extra[case]))
-        if error > wanted:
+        if error > wanted and extra[case] < most:
             heapq.heappush(queue, (-error, case))
     return extra
+
+
+WANTED_ERROR = 0.005
+"""Below this standard error of log time, sessions and not launches make the interval."""
+MOST = 4
+"""A case gets at most so many times the launches that it would get if all got as many."""
+
+
+def share_out(spreads: Mapping[str, float | None], launches: int) -> dict[str, int]:
+    """Return launches by case, ``launches`` on average, more where they differ more.
+
+    Each gets half, and the rest goes to the widest interval first. A case whose spread is not
+    known gets the average.
+
+    :param spreads: standard deviation of log figures between launches, as stored; None if unknown.
+    """
+    known = {case: spread for case, spread in spreads.items() if spread is not None}
+    if not known:
+        return dict.fromkeys(spreads, launches)
+    least = max(launches // 2, 2)
+    extra = spend(
+        {case: spread / math.sqrt(least) for case, spread in known.items()},
+        dict.fromkeys(known, least),
+        dict.fromkeys(known, 1.0),
+        float((launches - least) * len(known)),
+        wanted=WANTED_ERROR,
+        most=MOST * launches - least,
+    )
+    return {case: least + extra[case] if case in extra else launches for case in spreads}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,11 +19,12 @@ from perfgate.errors import BaselineError, UsageError
 from perfgate.gate.environment import Environment, differences
 from perfgate.gate.files import facts, replace_whole, told
 from perfgate.gate.schema import BaselineFile, StoredCase, StoredSession, parse
+from perfgate.gate.stats import Figure
 from perfgate.model import Baseline, Session
 
 KEPT_SESSIONS = 30
 LOCK_TIMEOUT_S = 60.0
-FROZEN = ("p10_s", "p25_s", "p50_s", "p10_probes", "p25_probes", "p50_probes")
+FROZEN = ("p10_s", "p25_s", "p50_s")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,127}")
 
 
@@ -117,8 +118,10 @@ class BaselineStore:
 
         return self._update(environment, suite, pinned)
 
-    def calibrate(self, environment: Environment, suite: str, figures: Mapping[str, str]) -> Path:
-        """Freeze which figure of :data:`FROZEN` is compared, by case id.
+    def calibrate(
+        self, environment: Environment, suite: str, figures: Mapping[str, Figure]
+    ) -> Path:
+        """Freeze what is compared, by case id: a quantile of :data:`FROZEN`, how it follows pace.
 
         :raises BaselineError: for a case that is not stored, or a figure that cannot be.
         """
@@ -127,9 +130,10 @@ class BaselineStore:
         def frozen(content: BaselineFile) -> BaselineFile:
             cases = dict(content.cases)
             for name, figure in figures.items():
-                if name not in cases or figure not in FROZEN:
-                    raise BaselineError(f"{path}: cannot compare {name!r} by {figure!r}")
-                cases[name] = cases[name].model_copy(update={"figure": figure})
+                if name not in cases or figure.quantile not in FROZEN:
+                    raise BaselineError(f"{path}: cannot compare {name!r} by {figure}")
+                update = {"figure": figure.quantile, "follows": figure.follows}
+                cases[name] = cases[name].model_copy(update=update)
             return content.model_copy(update={"cases": cases})
 
         return self._update(environment, suite, frozen)
@@ -233,6 +237,7 @@ def _baseline(name: str, environment: Environment, case: StoredCase, scale: floa
         environment=environment.key,
         sessions=tuple(session.session(scale) for session in case.sessions),
         figure=case.figure,
+        follows=case.follows,
     )
 
 

@@ -1,11 +1,12 @@
 """One measurement, one baseline, one policy: one verdict.
 
-The change is the log ratio T of the head's typical call to the baseline's, both counted in round
-trips of the machine's probe where there is one (:mod:`perfgate.bench.probe`). Its variance is
+The change is the log ratio T of the head's typical call to the baseline's, less what the pace of
+the machine explains (:mod:`perfgate.gate.pace`). Its variance is
 ``tau**2 (1 + 1/K) + v_head + v_base/K``: the head is one session and the baseline ``K``, and
 each is seen through a few launches (:mod:`perfgate.gate.noise`). T over its standard error
-follows a t distribution (:class:`perfgate.gate.stats.Contrast`). Other processes that kept the
-machine busy widen all bounds by what that does (:mod:`perfgate.gate.weather`).
+follows a t distribution (:class:`perfgate.gate.stats.Contrast`). A changed pace, and other
+processes that kept the machine busy (:mod:`perfgate.gate.weather`), widen all bounds by what they
+may do.
 
 - REGRESSION: the lower bound at ``policy.alpha`` is above 0 and T above ``max_regression``.
 - IMPROVEMENT: the mirror of it.
@@ -29,17 +30,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from perfgate.gate.noise import (
     LAUNCHES,
     SESSIONS,
+    figure_of,
     launch_variance,
     session_means,
     session_variance,
 )
+from perfgate.gate.pace import STEADY, Pace
 from perfgate.gate.phrase import (
     improvement,
     inconclusive,
@@ -50,18 +53,16 @@ from perfgate.gate.phrase import (
 from perfgate.gate.stats import (
     Component,
     Contrast,
+    Figure,
     Mean,
-    comparable,
     expm1,
-    in_seconds,
     launches_of,
     log_figures,
     trimmed_mean,
 )
 from perfgate.gate.weather import STILL, Weather
-from perfgate.model import Baseline, Launch, Measurement, Outcome, Policy, Session, Verdict
+from perfgate.model import Baseline, Measurement, Outcome, Policy, Session, Verdict
 
-DEFAULT_FIGURE = "p25_s"
 PASS_ALPHA = 0.05
 WORTH_TELLING = 0.02
 MIN_LAUNCHES = 2
@@ -74,7 +75,7 @@ def decide(
     *,
     sessions: Component = SESSIONS,
     launches: Component = LAUNCHES,
-    figure: str = "",
+    quantile: str = "",
     feels_weather: bool = True,
 ) -> Verdict:
     """Return the verdict on ``measurement``.
@@ -82,7 +83,7 @@ def decide(
     :param sessions: variance between sessions to start from, in log time squared; the file's
         pooled one (:func:`perfgate.gate.noise.pool_sessions`) once it holds several sessions.
     :param launches: the variance below which the spread between launches is not believed.
-    :param figure: the figure of a launch that is compared instead of the baseline's own.
+    :param quantile: of a launch's calls, what is compared instead of the baseline's own.
     :param feels_weather: whether other processes move the figures (:mod:`perfgate.gate.weather`).
     """
     known = Verdict(
@@ -96,8 +97,9 @@ def decide(
     problem = invalidity(measurement)
     if problem:
         return replace(known, reason=problem, next_step=repeat_command(measurement.case))
-    figure = figure or (baseline.figure if baseline else DEFAULT_FIGURE)
-    known = replace(known, time_s=_time_s(measurement, figure))
+    figure = _figure(baseline, quantile)
+    seconds = trimmed_mean(log_figures(measurement.launches, figure.quantile))
+    known = replace(known, time_s=math.exp(seconds.value))
     if baseline is None or (absence := _absence(measurement, baseline)):
         return replace(
             known,
@@ -106,35 +108,50 @@ def decide(
             next_step=repeat_command(measurement.case, "--perfgate-refresh"),
         )
     used = [session for session in baseline.sessions if session.launches]
-    stored = launches_of(used)
-    known = replace(
-        known,
-        baseline_commit=used[-1].commit,
-        baseline_sessions=len(used),
-        pace=_pace(measurement.launches, stored),
+    known = replace(known, baseline_commit=used[-1].commit, baseline_sessions=len(used))
+    surroundings = Surroundings.of(measurement, used, feels_weather)
+    known = replace(known, pace=surroundings.pace.change)
+    figure = figure.known_of([*measurement.launches, *launches_of(used)])
+    head = trimmed_mean(figure.logs(measurement.launches))
+    change = contrast(
+        head,
+        session_means(used, figure),
+        sessions,
+        launches,
+        surroundings if figure.follows else replace(surroundings, pace=STEADY),
     )
-    figure = comparable(figure, [*measurement.launches, *stored])
-    head = trimmed_mean(log_figures(measurement.launches, figure))
-    weather = _weather(measurement, used) if feels_weather else STILL
-    change = contrast(head, session_means(used, figure), sessions, launches, weather)
-    verdict = judge(known, change, policy)
-    if verdict.outcome is Outcome.INCONCLUSIVE and weather.bias > WORTH_TELLING:
-        return replace(verdict, reason=f"{verdict.reason}; {weather}")
-    return verdict
+    return surroundings.told(judge(known, change, policy))
 
 
-def _time_s(measurement: Measurement, figure: str) -> float:
-    return math.exp(trimmed_mean(log_figures(measurement.launches, in_seconds(figure))).value)
+def _figure(baseline: Baseline | None, quantile: str) -> Figure:
+    figure = figure_of(baseline) if baseline else Figure()
+    return replace(figure, quantile=quantile) if quantile else figure
 
 
-def _pace(head: Sequence[Launch], base: Sequence[Launch]) -> float:
-    """Return how much longer the machine's probe takes now, a ratio less one."""
-    now_s, then_s = ([launch.probe_s or math.nan for launch in side] for side in (head, base))
-    return expm1(float(np.mean(np.log(now_s)) - np.mean(np.log(then_s))))
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What differs between the machine now and for the baseline: who else used it, its pace."""
+
+    weather: Weather
+    pace: Pace
+
+    @classmethod
+    def of(
+        cls, measurement: Measurement, sessions: Sequence[Session], feels_weather: bool
+    ) -> Surroundings:
+        """Compare a measurement's with the sessions'."""
+        then = [session.others_share for session in sessions]
+        weather = Weather(measurement.others_share, then) if feels_weather else STILL
+        return cls(weather, Pace.between(measurement.launches, launches_of(sessions)))
+
+    def told(self, verdict: Verdict) -> Verdict:
+        """Return an open question with what of the surroundings made it so."""
+        if verdict.outcome is not Outcome.INCONCLUSIVE or self.weather.bias <= WORTH_TELLING:
+            return verdict
+        return replace(verdict, reason=f"{verdict.reason}; {self.weather}")
 
 
-def _weather(measurement: Measurement, sessions: Sequence[Session]) -> Weather:
-    return Weather(measurement.others_share, [session.others_share for session in sessions])
+UNCHANGED = Surroundings(STILL, STEADY)
 
 
 def invalidity(measurement: Measurement) -> str:
@@ -164,14 +181,16 @@ def contrast(
     base: Sequence[Mean],
     sessions: Component = SESSIONS,
     launches: Component = LAUNCHES,
-    weather: Weather = STILL,
+    surroundings: Surroundings = UNCHANGED,
 ) -> Contrast:
     """Return the log ratio of ``head`` to the mean of the ``base`` sessions."""
+    weather, pace = surroundings.weather, surroundings.pace
     count = len(base)
     value = head.value - float(np.mean([mean.value for mean in base]))
     between = session_variance(base, sessions) * (1 + 1 / count)
     ours, theirs = launch_variance([head], launches), launch_variance(base, launches)
-    return Contrast.of(value, [between, ours, theirs * (1 / count), weather.variance], weather.bias)
+    parts = [between, ours, theirs * (1 / count), weather.variance, pace.variance]
+    return Contrast.of(value, parts, weather.bias)
 
 
 def judge(known: Verdict, change: Contrast, policy: Policy) -> Verdict:

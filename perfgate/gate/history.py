@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfgate.gate.noise import session_means
-from perfgate.gate.stats import Floats, comparable, launches_of
+from perfgate.gate.noise import baseline_means
+from perfgate.gate.stats import Floats
 from perfgate.model import Baseline
 from perfgate.units import format_percent
 
@@ -50,11 +50,10 @@ class ChangePoint:
 
 def change_points(baseline: Baseline, *, alpha: float = ALPHA) -> list[ChangePoint]:
     """Return the lasting steps in a case's stored sessions, oldest first."""
-    sessions = [session for session in baseline.sessions if session.launches]
+    sessions = tuple(session for session in baseline.sessions if session.launches)
     if len(sessions) < 2 * LEAST:
         return []
-    figure = comparable(baseline.figure, launches_of(sessions))
-    values = np.array([mean.value for mean in session_means(sessions, figure)])
+    values = np.array([mean.value for mean in baseline_means(replace(baseline, sessions=sessions))])
     splits = _split(values, 0, alpha)
     edges = [0, *sorted(splits), len(values)]
     return [

@@ -16,11 +16,10 @@ import numpy as np
 
 from perfgate.gate.stats import (
     Component,
+    Figure,
     Mean,
-    comparable,
     launches_of,
     lifted,
-    log_figures,
     pooled,
     trimmed_mean,
 )
@@ -40,9 +39,20 @@ POOL_WEIGHT = 4.0
 its weather, so that thirty of them are not thirty independent looks at it."""
 
 
-def session_means(sessions: Sequence[Session], figure: str) -> list[Mean]:
-    """Return each session's mean log time over its launches."""
-    return [trimmed_mean(log_figures(session.launches, figure)) for session in sessions]
+def session_means(sessions: Sequence[Session], figure: Figure) -> list[Mean]:
+    """Return each session's mean log figure over its launches."""
+    return [trimmed_mean(figure.logs(session.launches)) for session in sessions]
+
+
+def baseline_means(baseline: Baseline) -> list[Mean]:
+    """Return the means of a baseline's sessions, by the figure that it is compared by."""
+    figure = figure_of(baseline).known_of(launches_of(baseline.sessions))
+    return session_means(baseline.sessions, figure)
+
+
+def figure_of(baseline: Baseline) -> Figure:
+    """Return what a baseline is compared by."""
+    return Figure(baseline.figure, baseline.follows)
 
 
 def between(means: Sequence[Mean]) -> Component:
@@ -64,7 +74,7 @@ def pool_sessions(baselines: Iterable[Baseline], *, prior: Component = SESSIONS)
     Give it to :func:`perfgate.gate.decide.decide` as ``sessions``. With one session a case it
     is the prior itself.
     """
-    found = [between(_means(base)) for base in baselines]
+    found = [between(baseline_means(base)) for base in baselines]
     found = [component for component in found if component.dof > 0]
     if not found:
         return prior
@@ -74,9 +84,10 @@ def pool_sessions(baselines: Iterable[Baseline], *, prior: Component = SESSIONS)
     return pooled(prior, Component(max(variance, 0.0), dof * weight))
 
 
-def _means(baseline: Baseline) -> list[Mean]:
-    figure = comparable(baseline.figure, launches_of(baseline.sessions))
-    return session_means(baseline.sessions, figure)
+def spread_between_launches(baseline: Baseline) -> float:
+    """Return the standard deviation of a stored case's log figure between launches."""
+    means = [mean for mean in baseline_means(baseline) if mean.launches > 1]
+    return math.sqrt(np.mean([mean.variance * mean.launches for mean in means])) if means else 0.0
 
 
 def session_variance(means: Sequence[Mean], prior: Component) -> Component:
@@ -96,21 +107,24 @@ def launch_variance(means: Sequence[Mean], prior: Component) -> Component:
     return lifted(seen, prior * float(np.mean([1 / mean.launches for mean in means])))
 
 
-def steadiest_figure(sessions: Sequence[Session], figures: Sequence[str]) -> str:
-    """Return the figure that varies least between launches of one session.
+def steadiest_figure(
+    sessions: Sequence[Session], quantiles: Sequence[str], follows: float = 0.0
+) -> str:
+    """Return the quantile that varies least between launches of one session.
 
-    A later one in ``figures`` must be steadier by a tenth than those before it, so that the
+    A later one in ``quantiles`` must be steadier by a tenth than those before it, so that the
     choice does not follow chance; put the one to prefer first.
     """
-    best, least = figures[0], math.inf
-    for figure in dict.fromkeys(comparable(name, launches_of(sessions)) for name in figures):
+    best, least = quantiles[0], math.inf
+    for quantile in quantiles:
+        figure = Figure(quantile, follows).known_of(launches_of(sessions))
         spread = math.sqrt(np.mean([_spread(session, figure) for session in sessions]))
         if spread < 0.9 * least:
-            best, least = figure, spread
+            best, least = quantile, spread
     return best
 
 
-def _spread(session: Session, figure: str) -> float:
+def _spread(session: Session, figure: Figure) -> float:
     """The variance of one launch, from the trimmed mean's."""
-    mean = trimmed_mean(log_figures(session.launches, figure))
+    mean = trimmed_mean(figure.logs(session.launches))
     return mean.variance * mean.launches

@@ -161,7 +161,7 @@ def decide_portable(
         policy,
         sessions=MACHINES,
         launches=LAUNCHES,
-        figure=FIGURE,
+        quantile=FIGURE,
         feels_weather=False,
     )
     if flagged is not None:

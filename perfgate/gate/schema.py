@@ -6,7 +6,8 @@
     "environment": {"cores": "2", ...},
     "columns": ["p10_us", "p25_us", "p50_us", "p95_us", "calls", "probe_us"],
     "cases": {
-    "t.py::t | all_reduce ...": {"figure": "p25_s", "pinned": null, "sessions": [{...}, ...]},
+    "t.py::t | all_reduce ...": {"figure": "p25_s", "follows": 1.0, "pinned": null, "sessions":
+    [{...}, ...]},
     ...
     }}
 
@@ -99,10 +100,12 @@ class StoredSession(_Strict):
 class StoredCase(_Strict):
     """A case's sessions, oldest first, and the commit of the one that is never dropped.
 
-    ``figure`` is what is compared, p25 until a calibration found a steadier one.
+    ``figure`` is what is compared, p25 until a calibration found a steadier one, and ``follows``
+    how far it follows the machine's pace.
     """
 
-    figure: Literal["p10_s", "p25_s", "p50_s", "p10_probes", "p25_probes", "p50_probes"] = "p25_s"
+    figure: Literal["p10_s", "p25_s", "p50_s"] = "p25_s"
+    follows: Annotated[float, Field(ge=0, le=1)] = 0.0
     pinned: str | None = None
     sessions: Annotated[list[StoredSession], Field(min_length=1)]
 

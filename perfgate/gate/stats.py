@@ -50,26 +50,36 @@ def summarise(times_s: npt.ArrayLike, probes_s: npt.ArrayLike | None = None) -> 
     )
 
 
-def log_figures(launches: Sequence[Launch], figure: str = "p25_s") -> Floats:
-    """Return the log of one figure of each launch, shape ``(launches,)``.
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What of a launch is compared: a quantile, and how far it follows the machine's pace.
 
-    ``p25_s`` is in seconds, ``p25_probes`` the same in round trips of the launch's own probe.
+    :param follows: 0 compares seconds, 1 round trips of the launch's own probe; the log of the
+        probe counts by so much.
     """
-    times = np.log([getattr(launch, in_seconds(figure)) for launch in launches])
-    if figure == in_seconds(figure):
-        return times
-    return times - np.log([launch.probe_s or math.nan for launch in launches])
+
+    quantile: str = "p25_s"
+    follows: float = 0.0
+
+    def logs(self, launches: Sequence[Launch]) -> Floats:
+        """Return the figure's log of each launch, shape ``(launches,)``."""
+        times = log_figures(launches, self.quantile)
+        return times - self.follows * log_probes(launches) if self.follows else times
+
+    def known_of(self, launches: Iterable[Launch]) -> Figure:
+        """Return this figure, or the same in seconds where a launch was not probed."""
+        every = all(launch.probe_s is not None for launch in launches)
+        return self if every else Figure(self.quantile)
 
 
-def in_seconds(figure: str) -> str:
-    """Return the name of the same quantile in seconds."""
-    return f"{figure.partition('_')[0]}_s"
+def log_figures(launches: Sequence[Launch], quantile: str = "p25_s") -> Floats:
+    """Return the log of one quantile of each launch, shape ``(launches,)``."""
+    return np.log([getattr(launch, quantile) for launch in launches])
 
 
-def comparable(figure: str, launches: Iterable[Launch]) -> str:
-    """Return the figure, or the same in seconds where a launch was not probed."""
-    every = all(launch.probe_s is not None for launch in launches)
-    return figure if every else in_seconds(figure)
+def log_probes(launches: Sequence[Launch]) -> Floats:
+    """Return the log of each launch's probe, NaN where there was none."""
+    return np.log([launch.probe_s or math.nan for launch in launches])
 
 
 def launches_of(sessions: Iterable[Session]) -> list[Launch]:
@@ -202,4 +212,4 @@ def noncentrality(dof: float, critical: float, power: float) -> float:
 
 def expm1(value: float) -> float:
     """Return a log ratio as a ratio less one; infinite where it is past all numbers."""
-    return math.expm1(value) if value < 700 else math.inf
+    return math.inf if value > 700 else math.expm1(value)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfgate.gate.decide import DEFAULT_FIGURE, decide
+from perfgate.gate.decide import decide
 from perfgate.gate.stats import Component
 from perfgate.model import Baseline, Measurement, Outcome, Policy, Verdict
 from perfgate.units import format_duration, format_percent
 
-QUANTILE = "p95"
+QUANTILE = "p95_s"
 LIMIT = 1.0
 """The tail must have doubled."""
 ERROR_SHARE = 0.2
@@ -41,10 +41,8 @@ def split(policy: Policy) -> tuple[Policy, Policy]:
 
 def decide_tail(measurement: Measurement, baseline: Baseline | None, policy: Policy) -> Verdict:
     """Return the verdict on the 95th percentile; ``policy`` is :func:`split`'s second."""
-    _, _, unit = (baseline.figure if baseline else DEFAULT_FIGURE).partition("_")
-    figure = f"{QUANTILE}_{unit}"
     return decide(
-        measurement, baseline, policy, sessions=SESSIONS, launches=LAUNCHES, figure=figure
+        measurement, baseline, policy, sessions=SESSIONS, launches=LAUNCHES, quantile=QUANTILE
     )
 
 

@@ -15,6 +15,7 @@ from perfgate.errors import UsageError
 from perfgate.gate.baseline import BaselineStore
 from perfgate.gate.environment import Environment
 from perfgate.gate.ratio import PORTABLE
+from perfgate.gate.stats import Figure
 from perfgate.model import Launch, Session
 from perfgate.units import format_duration
 
@@ -38,6 +39,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--report", type=Path, default=Path(".perfgate"), help="the run's folder (.perfgate)"
     )
     accept.set_defaults(act=_accept)
+    pin = actions.add_parser(
+        "pin", help="keep a release's sessions for good, so that slow creep shows against them"
+    )
+    pin.add_argument("commit", help="a commit that list shows; it replaces the one pinned before")
+    pin.set_defaults(act=_pin)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -105,9 +111,30 @@ def _accept(args: argparse.Namespace, store: BaselineStore) -> int:
             where = PORTABLE if entry["portable"] else environment
             path = store.restart(where, entry["suite"], {case_id: session})
             if not entry["portable"]:
-                store.calibrate(where, entry["suite"], {case_id: entry["figure"]})
+                store.calibrate(where, entry["suite"], {case_id: Figure(**entry["figure"])})
             sys.stdout.write(f"{path}: {case_id} begins anew with {session.commit}\n")
     return 0
+
+
+def _pin(args: argparse.Namespace, store: BaselineStore) -> int:
+    stored = [
+        (environment, suite)
+        for environment, suite in store.suites()
+        if args.commit in _commits(store, environment, suite)
+    ]
+    if not stored:
+        raise UsageError(
+            f"no stored session is of commit {args.commit!r}; next: perfgate baseline show ''"
+        )
+    for environment, suite in stored:
+        path = store.pin(environment, suite, args.commit)
+        sys.stdout.write(f"{path}: {args.commit} is pinned; runs are held against it too\n")
+    return 0
+
+
+def _commits(store: BaselineStore, environment: Environment, suite: str) -> set[str]:
+    cases = store.load(environment, suite).values()
+    return {session.commit for case in cases for session in case.sessions}
 
 
 def _read_run(path: Path) -> dict[str, Any]:

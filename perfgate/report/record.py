@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from perfgate.gate.stats import Figure
 from perfgate.model import Outcome, Session, Verdict
 
 #: Worst first: what must be read stands on top.
@@ -21,13 +22,13 @@ SEVERITY = (
 class Measured:
     """What was measured of a case, as a session that can be accepted later.
 
-    A portable one is a ratio, good on any machine. ``figure`` is the steadiest of its launches.
+    A portable one is a ratio, good on any machine. ``figure`` is what to compare it by.
     """
 
     case_id: str
     suite: str
     portable: bool
-    figure: str
+    figure: Figure
     session: Session
 
 

@@ -29,7 +29,8 @@ class Awake:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        self._process.stdout.read(1)  # type: ignore[union-attr]
+        self._process.stdout.read(len(os.sched_getaffinity(0)))  # type: ignore[union-attr]
+        self.pid = self._process.pid
         return self
 
     def __exit__(
@@ -50,7 +51,6 @@ def main() -> None:
         if pid == 0:
             _spin(core, parent)
         spinning.append(pid)
-    os.write(1, b".")
     os.read(0, 1)
     for pid in spinning:
         os.kill(pid, signal.SIGKILL)
@@ -59,8 +59,9 @@ def main() -> None:
 
 def _spin(core: int, parent: int) -> NoReturn:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
-    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     os.sched_setaffinity(0, {core})
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    os.write(1, b".")
     while os.getppid() == parent:
         for _ in range(1_000_000):
             pass

@@ -23,12 +23,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from perfgate.scheduling import ORDINARY, enter
+from perfgate.scheduling import ORDINARY, enter, share_of_cores
 from perfgate.world.caught import failure_of
 from perfgate.world.cover import start_coverage
 from perfgate.world.crossing import pack, unpack
 from perfgate.world.debug import enter_post_mortem, install_breakpoint
 from perfgate.world.device import choose_gpu
+from perfgate.world.memory import keep_freed_memory
 from perfgate.world.parcel import Parcel, discard, lay_out
 from perfgate.world.protocol import (
     STACK_SIGNAL,
@@ -99,7 +100,7 @@ def serve(seat: Seat, files: Files) -> NoReturn:
 def _settle(seat: Seat, files: Files) -> None:
     """Make the forked process look like one started afresh, with its own output."""
     if seat.scheduling != ORDINARY:
-        enter(seat.scheduling)
+        _make_steady(seat)
     os.dup2(files.output, 1)
     os.dup2(files.output, 2)
     with open(os.devnull) as null:
@@ -117,6 +118,15 @@ def _settle(seat: Seat, files: Files) -> None:
     random.seed()
     np.random.seed()
     torch.set_num_threads(int(seat.environ.get("OMP_NUM_THREADS", "1")))
+
+
+def _make_steady(seat: Seat) -> None:
+    """Take from a rank that is timed what would make its times vary."""
+    enter(seat.scheduling)
+    keep_freed_memory()
+    if seat.spec.device == "cpu":
+        local_size = int(seat.environ["LOCAL_WORLD_SIZE"])
+        os.sched_setaffinity(0, share_of_cores(seat.local_rank, local_size))
 
 
 def _join(seat: Seat, files: Files) -> Rank:
