@@ -582,15 +582,60 @@ def test_a_file_that_cannot_be_written_is_named_and_the_old_one_kept(tmp_path):
     assert list(tmp_path.iterdir()) == [taken]
 
 
-def test_tensorboard_gets_scalars_or_the_way_to_install_it(tmp_path):
-    dist.comms_logger.append("all_reduce", "all_reduce", 1.5, 2048)
-    try:
-        import tensorboard  # noqa: F401
-    except ImportError:
-        with pytest.raises(UsageError, match=r"pip install 'pytest-perfgate\[tensorboard\]'"):
-            dist.write_tensorboard(tmp_path, step=3)
-    else:
+def export_two_steps(folder):
+    """On a rank: export to TensorBoard twice; return the two summaries, and the run's folder."""
+    logging_all()
+    summaries = []
+    for step in (10, 20):
+        for numel in (2**18, 2**18 + 1):  # both of them about 1 MiB
+            dist.all_reduce(torch.ones(numel))
+        dist.comms_logger.append("broadcast", "took no time", 0.0, 64)
+        content = dist.write_json(folder / f"rank{dist.get_rank()}.json").read_text()
+        summaries.append(json.loads(content)["summary"])
+        run = dist.write_tensorboard(folder, step)
+    return summaries, run
+
+
+def read_back(run):
+    """All scalars of a TensorBoard run: by tag, the values by step."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run)).Reload()
+    tags = events.Tags()["scalars"]
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in tags}
+
+
+@pytest.mark.world(size=2)
+def test_tensorboard_reads_what_each_rank_logged(world, tmp_path):
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    for index, ((first, second), run) in enumerate(world.run(export_two_steps, tmp_path)):
+        assert run == tmp_path / f"rank{index}"
+        scalars = read_back(run)
+        for early, late in zip(first, second, strict=True):
+            size = {2**20: "1MiB", 2**20 + 4: "1048580B", 64: "64B"}[early["msg_size_bytes"]]
+            tag = f"comm/{early['name']}/{size}"
+            assert scalars.pop(f"{tag}/count") == [(10, 1.0), (20, 2.0)]
+            for figure in ("avg_latency_ms", "tput_avg_gbps", "busbw_avg_gbps"):
+                if early[figure] is None:
+                    continue
+                steps, values = zip(*scalars.pop(f"{tag}/{figure}"), strict=True)
+                assert steps == (10, 20)
+                assert values == pytest.approx((early[figure], late[figure]), rel=1e-6)
+        assert scalars == {}
+
+
+def test_a_tensorboard_folder_that_cannot_be_made_is_named(tmp_path):
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
+    taken = tmp_path / "taken"
+    taken.touch()
+    with pytest.raises(UsageError, match="taken/rank0 cannot be written: Not a directory"):
+        dist.write_tensorboard(taken, step=3)
+
+
+def test_without_tensorboard_the_way_to_install_it_is_told(tmp_path, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)  # as if it were not there
+    with pytest.raises(UsageError, match=r"pip install 'pytest-perfgate\[tensorboard\]'"):
         dist.write_tensorboard(tmp_path, step=3)
-        assert list(tmp_path.glob("events.out.tfevents.*"))
-    finally:
-        dist.reset_log()
+    assert list(tmp_path.iterdir()) == []
