@@ -11,7 +11,7 @@ from perfgate.gate.commits import confirm_beside, decide_beside, least_launches
 from perfgate.gate.decide import decide, needs_confirmation
 from perfgate.gate.phrase import told_again
 from perfgate.gate.ratio import decide_portable, decide_ratio
-from perfgate.gate.stats import Component
+from perfgate.gate.supposed import Supposed
 from perfgate.gate.tail import decide_tail, split, with_tail
 from perfgate.model import Baseline, Measurement, Outcome, Policy, Verdict
 
@@ -33,12 +33,13 @@ class Judgement(Protocol):
 class AgainstBaseline:
     """The stored sessions of this environment: the typical call, and beside it the tail.
 
-    ``pinned`` holds the sessions of a pinned release, if there is one: creep shows against it.
+    :param supposed: of noise, where too little is stored; its ``sessions`` the file's pooled ones.
+    :param pinned: the sessions of a pinned release, if there is one: creep shows against it.
     """
 
     baseline: Baseline | None
     policy: Policy
-    sessions: Component
+    supposed: Supposed
     pinned: Baseline | None = None
 
     def decide(self, measurement: Measurement) -> Verdict:
@@ -54,16 +55,18 @@ class AgainstBaseline:
         return self._beside(fresh, lambda policy: told_again(flagged, self._typical(fresh, policy)))
 
     def _typical(self, measurement: Measurement, policy: Policy) -> Verdict:
-        return decide(measurement, self.baseline, policy, sessions=self.sessions)
+        sessions, climate = self.supposed.sessions, self.supposed.climate
+        return decide(measurement, self.baseline, policy, sessions=sessions, climate=climate)
 
     def _beside(self, measurement: Measurement, typical: Callable[[Policy], Verdict]) -> Verdict:
         """Return the typical call's verdict, or what only the tail or the pinned release shows."""
         recent, pin = creep.split(self.policy) if self.pinned else (self.policy, self.policy)
-        usual, tail = split(recent)
-        verdict = with_tail(typical(usual), decide_tail(measurement, self.baseline, tail))
+        usual, tail = split(recent, self.supposed.tail_limit)
+        slowest = decide_tail(measurement, self.baseline, tail, self.supposed)
+        verdict = with_tail(typical(usual), slowest)
         if self.pinned is None:
             return verdict
-        return creep.with_creep(verdict, measurement, self.pinned, pin, self.sessions)
+        return creep.with_creep(verdict, measurement, self.pinned, pin, self.supposed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ from perfgate.world.crossing import OnRank
 from perfgate.world.machine import chosen
 from perfgate.world.pool import Worlds
 
-LAUNCH_OVERHEAD_S = 0.09
+LAUNCH_OVERHEAD_S = 0.055
 MIN_LAUNCH_S, MAX_LAUNCH_S = 0.05, 0.8
 #: What launches of a case usually differ by, beyond what their few calls explain, in log time.
 USUAL_SPREAD = 0.03

@@ -67,7 +67,7 @@ _OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("provider", "NAME", f"whose collectives are called: {', '.join(PROVIDERS)} (default: torch)"),
     ("max-regression", "PERCENT", "the limit: slower by more than this fails (default: 10)"),
     ("must-catch", "PERCENT", "the slowdown that a PASS excludes (default: 2.5 times the limit)"),
-    ("budget", "SECONDS", "time for all measured cases together (default: 75)"),
+    ("budget", "SECONDS", "time for all measured cases together (default: 60)"),
     ("launches", "N", "fresh worlds a case on average, each one replicate (default: 16)"),
     (
         "base",
@@ -129,7 +129,7 @@ def _read(config: pytest.Config) -> Settings:
         report=home / _text(config, "report", ".perfgate"),
         max_regression=limit,
         must_catch=parse_fraction(catch, name="--perfgate-must-catch"),
-        budget_s=parse_duration(_text(config, "budget", "75")),
+        budget_s=parse_duration(_text(config, "budget", "60")),
         launches=_count(config, "launches", 16, least=2),
         base=_text(config, "base", ""),
         base_name=_text(config, "base-name", "") or _text(config, "base", ""),

@@ -22,6 +22,7 @@ from perfgate.gate.noise import pool_sessions, spread_between_launches, steadies
 from perfgate.gate.pace import follows
 from perfgate.gate.ratio import PORTABLE
 from perfgate.gate.stats import Component, Figure
+from perfgate.gate.supposed import supposed
 from perfgate.judgement import AgainstBaseline, AgainstCommit, AgainstPortable, Judgement
 from perfgate.measure import Effort, Timing, measure
 from perfgate.model import (
@@ -36,6 +37,7 @@ from perfgate.model import (
 from perfgate.options import Settings
 from perfgate.proof import Proof, prove, prove_beside
 from perfgate.report.record import Measured, RunRecord
+from perfgate.scheduling import permitted
 from perfgate.world.crossing import OnRank
 from perfgate.world.pool import LastingWorld, Worlds
 
@@ -144,7 +146,8 @@ class Run:
         suite = suite_of(case.test)
         baselines, pooled = self._baselines(self.environment, suite)
         pinned = self.store.load_pinned(self.environment, suite).get(case.id)
-        return AgainstBaseline(baselines.get(case.id), policy, pooled, pinned)
+        noise = replace(supposed(permitted()), sessions=pooled)
+        return AgainstBaseline(baselines.get(case.id), policy, noise, pinned)
 
     def against_portable(self, case: Case, policy: Policy) -> Judgement:
         """Return what a ratio is held against."""
@@ -317,7 +320,8 @@ class Run:
         path = self.store.path(where, suite)
         if path not in self._opened:
             baselines = self.store.load(where, suite)
-            self._opened[path] = baselines, pool_sessions(baselines.values())
+            prior = supposed(permitted()).sessions
+            self._opened[path] = baselines, pool_sessions(baselines.values(), prior=prior)
         return self._opened[path]
 
 

@@ -206,6 +206,8 @@ def test_one_size_is_taken_from_the_free_memory(tmp_path):
         (["--size", "4KX"], "size '4KX' does not parse"),
         (["--groups", "3"], "2 ranks do not make 3 groups of equal size"),
         (["--scan", "--size", "4KiB"], "--scan and --size both say which sizes; give one"),
+        (["--backend", "ccl"], "ccl: ranks talk over gloo or nccl only; use --backend gloo"),
+        (["--backend", "mpi"], "--backend mpi: ranks talk over gloo or nccl only"),
         (["--backend", "nccl", "--device", "cpu"], "use device='cuda' or backend='gloo'"),
         (["--json", "/nowhere/rows.json"], "cannot write /nowhere/rows.json"),
     ],

@@ -6,11 +6,13 @@ import pytest
 
 from perfgate.gate.decide import decide, needs_confirmation
 from perfgate.gate.stats import summarise
+from perfgate.gate.supposed import AHEAD, AMONG_OTHERS
 from perfgate.gate.tail import decide_tail, split, with_tail
+from perfgate.judgement import AgainstBaseline
 from perfgate.model import Baseline, Case, Launch, Measurement, Outcome, Policy, Session, WorldSpec
 
 CASE = Case(test="suites/a.py::t", op="all_reduce", world=WorldSpec(), size_bytes=4096)
-TYPICAL, TAIL = split(Policy(alpha=0.01 / 30))
+TYPICAL, TAIL = split(Policy(alpha=0.01 / 30), AMONG_OTHERS.tail_limit)
 TRACES = json.loads((Path(__file__).parent / "data" / "launches.json").read_text())["cases"]
 
 
@@ -33,7 +35,7 @@ def stored(found):
 def judged(head, base):
     measurement = Measurement(case=CASE, environment="here", launches=head)
     typical = decide(measurement, stored(base), TYPICAL)
-    tail = decide_tail(measurement, stored(base), TAIL)
+    tail = decide_tail(measurement, stored(base), TAIL, AMONG_OTHERS)
     return typical, tail, with_tail(typical, tail)
 
 
@@ -67,7 +69,7 @@ def test_a_regression_of_the_typical_call_is_told_as_such():
 def test_a_tail_without_a_baseline_adds_nothing():
     measurement = Measurement(case=CASE, environment="here", launches=launches(1))
     typical = decide(measurement, None, TYPICAL)
-    assert with_tail(typical, decide_tail(measurement, None, TAIL)) == typical
+    assert with_tail(typical, decide_tail(measurement, None, TAIL, AMONG_OTHERS)) == typical
 
 
 @pytest.mark.parametrize("case", TRACES)
@@ -81,3 +83,23 @@ def test_on_recorded_noise_no_tail_is_a_false_alarm(case):
         ]
         _, tail, _ = judged(tuple(drawn[:10]), tuple(drawn[10:20]))
         assert tail.outcome is not Outcome.REGRESSION
+
+
+def test_where_no_call_stalls_a_few_that_take_twice_as_long_are_found():
+    def calm(seed, slow_share=0.0):
+        rng = np.random.default_rng(seed)
+        found = []
+        for _ in range(16):
+            times_s = 3e-4 * np.exp(rng.normal(rng.normal(0, 0.02), 0.1, 60))
+            times_s[rng.random(60) < slow_share] *= 2
+            found.append(summarise(times_s))
+        return tuple(found)
+
+    policy = Policy(alpha=0.01 / 30)
+    judge = AgainstBaseline(stored(calm(2)), policy, AHEAD)
+    now = Measurement(case=CASE, environment="here", launches=calm(1, slow_share=0.15))
+    verdict = judge.decide(now)
+    assert verdict.outcome is Outcome.REGRESSION
+    assert "the slowest twentieth" in verdict.line
+    same = Measurement(case=CASE, environment="here", launches=calm(1))
+    assert judge.decide(same).outcome is Outcome.PASS

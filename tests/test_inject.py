@@ -15,11 +15,12 @@ WORK = OnRank("perfgate.bench.inject", "work_steadily")
 
 
 def test_plants_read_as_written():
-    text = " all_reduce:256KiB:+50% ; broad*:+10%:rank=1; x:+100%:share=0.1 ;"
+    text = " all_reduce:256KiB:+50% ; broad*:+10%:rank=1; x:+100%:share=0.1 ; y:+5%:copy"
     assert planted({"PERFGATE_PLANT": text}) == (
         Plant(op="all_reduce", slowdown=0.5, size_bytes=2**18),
         Plant(op="broad*", slowdown=0.1, rank=1),
         Plant(op="x", slowdown=1.0, share=0.1),
+        Plant(op="y", slowdown=0.05, copies=True),
     )
     assert planted({}) == ()
 
@@ -45,6 +46,7 @@ def median_us(plant: str, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         ("other:+900%", (300, 300)),
         ("function:+100%", (600, 600)),
         ("func*:+300%:rank=1", (300, 1200)),
+        ("function:+100%:copy", (600, 600)),
         ("function:+900%:share=0.3", (300, 300)),
     ],
 )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from perfgate.gate.noise import SESSIONS
+from perfgate.gate.supposed import AHEAD
 from perfgate.judgement import AgainstBaseline
 from perfgate.model import Baseline, Case, Launch, Measurement, Outcome, Policy, Session, WorldSpec
 
@@ -35,9 +35,9 @@ CREPT = [1.03**step for step in range(10, 16)]
 
 def test_a_slow_creep_fails_against_the_pin_alone():
     now = measured(1.03**16)
-    without = AgainstBaseline(baseline(*CREPT, first=10), POLICY, SESSIONS)
+    without = AgainstBaseline(baseline(*CREPT, first=10), POLICY, AHEAD)
     assert without.decide(now).outcome is Outcome.PASS
-    pinned = AgainstBaseline(baseline(*CREPT, first=10), POLICY, SESSIONS, baseline(1.0))
+    pinned = AgainstBaseline(baseline(*CREPT, first=10), POLICY, AHEAD, baseline(1.0))
     verdict = pinned.decide(now)
     assert verdict.outcome is Outcome.REGRESSION
     assert "since c0, which is pinned" in verdict.line
@@ -49,12 +49,12 @@ def test_a_slow_creep_fails_against_the_pin_alone():
 
 def test_a_pin_that_holds_changes_nothing():
     now = measured(1.0)
-    judged = AgainstBaseline(baseline(1.0), POLICY, SESSIONS, baseline(1.0)).decide(now)
+    judged = AgainstBaseline(baseline(1.0), POLICY, AHEAD, baseline(1.0)).decide(now)
     assert judged.outcome is Outcome.PASS
 
 
 def test_a_plain_regression_is_told_against_the_last_session():
-    judged = AgainstBaseline(baseline(1.0, first=4), POLICY, SESSIONS, baseline(1.0))
+    judged = AgainstBaseline(baseline(1.0, first=4), POLICY, AHEAD, baseline(1.0))
     verdict = judged.decide(measured(2.0))
     assert verdict.outcome is Outcome.REGRESSION
     assert "pinned" not in verdict.line

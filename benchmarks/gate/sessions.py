@@ -16,6 +16,7 @@ from pathlib import Path
 
 from perfgate.gate.decide import decide
 from perfgate.gate.schema import parse
+from perfgate.gate.weather import CHANGEABLE, NONE
 from perfgate.model import Baseline, Case, Launch, Measurement, Outcome, Policy, Session, WorldSpec
 
 RECORDED = Path(__file__).parents[2] / "tests" / "data" / "sessions.json"
@@ -52,7 +53,7 @@ def outcomes(
             others_share=session.others_share,
         )
         stored = Baseline(case_id=case.id, environment="recorded", sessions=(base[name],))
-        found.append(decide(now, stored, policy, feels_weather=knowing).outcome)
+        found.append(decide(now, stored, policy, climate=CHANGEABLE if knowing else NONE).outcome)
     return found
 
 

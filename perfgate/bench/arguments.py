@@ -56,7 +56,8 @@ def _declare_ds_bench(parser: argparse.ArgumentParser) -> None:
         "elements, included (default: 24)")  # fmt: skip
     add("--async-op", action="store_true", help="call asynchronously; split entering and waiting")
     add("--bw-unit", choices=UNITS, default="Gbps", help="unit of rates (default: Gbps)")
-    add("--backend", choices=BACKENDS, help="default: nccl on a GPU, gloo on a CPU")
+    add("--backend", metavar=f"{{{','.join(BACKENDS)}}}", help="default: nccl on a GPU, gloo on a "
+        "CPU")  # fmt: skip
     add("--dist", choices=PROVIDERS, default="torch", help="whose collectives (default: torch)")
     add("--dtype", default="float32", help="element type (default: float32)")
     add("--mem-factor", type=float, default=0.3, metavar="F", help="share of free memory for the "
@@ -119,6 +120,11 @@ def read(args: argparse.Namespace) -> Sweep:
 
 
 def _check(args: argparse.Namespace) -> None:
+    if args.backend not in (None, *BACKENDS):  # ds_bench also names ccl and mpi
+        raise UsageError(
+            f"--backend {args.backend}: ranks talk over {' or '.join(BACKENDS)} only; use "
+            "--backend gloo for messages in CPU memory, --backend nccl for GPUs"
+        )
     for name, least in (("trials", 1), ("warmups", 0), ("maxsize", 1), ("ranks", 1), ("groups", 1)):
         value = getattr(args, name)
         if value is not None and value < least:

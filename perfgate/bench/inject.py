@@ -2,7 +2,7 @@
 
 ``PERFGATE_PLANT`` holds one plant or several, divided by ``;``. Each is the op (a shell pattern),
 and after colons any of: a size, ``+50%`` (how much slower), ``rank=1`` (only there),
-``share=0.1`` (only that share of the calls)::
+``share=0.1`` (only that share of the calls), ``copy`` (spend the time in copying memory)::
 
     PERFGATE_PLANT="all_reduce:256KiB:+50%"
     PERFGATE_PLANT="broadcast:+25%:rank=1; send_recv:+100%:share=0.1"
@@ -24,6 +24,8 @@ from perfgate.errors import BadUnit, UsageError
 from perfgate.units import format_percent, format_size, parse_fraction, parse_size
 
 VARIABLE = "PERFGATE_PLANT"
+_ORIGINAL = bytes(1 << 14)
+_COPY = bytearray(1 << 14)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +37,7 @@ class Plant:
     size_bytes: int | None = None
     rank: int | None = None
     share: float = 1.0
+    copies: bool = False
 
     def touches(self, op: str, size_bytes: int | None) -> bool:
         """Say whether calls of this op and size are slowed down somewhere."""
@@ -44,7 +47,8 @@ class Plant:
         size = "" if self.size_bytes is None else f" {format_size(self.size_bytes)}"
         where = "" if self.rank is None else f" on rank {self.rank}"
         often = "" if self.share == 1 else f" in {self.share:.0%} of calls"
-        return f"{self.op}{size} {format_percent(self.slowdown)}{where}{often}"
+        how = " by copies" if self.copies else ""
+        return f"{self.op}{size} {format_percent(self.slowdown)}{where}{often}{how}"
 
 
 def planted(environ: Mapping[str, str] = os.environ) -> tuple[Plant, ...]:
@@ -70,16 +74,23 @@ def delay(plant: Plant | None, started_ns: int) -> None:
     if plant is None or (plant.share < 1 and random.random() >= plant.share):
         return
     now_ns = time.perf_counter_ns()
-    until_ns = now_ns + (now_ns - started_ns) * plant.slowdown
+    until_ns = now_ns + int((now_ns - started_ns) * plant.slowdown)
+    (_copy if plant.copies else _spin)(until_ns)
+
+
+def _spin(until_ns: int) -> None:
     while time.perf_counter_ns() < until_ns:
         pass
+
+
+def _copy(until_ns: int) -> None:
+    while time.perf_counter_ns() < until_ns:
+        _COPY[:] = _ORIGINAL
 
 
 def work_steadily() -> None:
     """Keep the processor busy for 300 us by the clock."""
-    until_ns = time.perf_counter_ns() + 300_000
-    while time.perf_counter_ns() < until_ns:
-        pass
+    _spin(time.perf_counter_ns() + 300_000)
 
 
 def _parse(text: str) -> Plant:
@@ -98,6 +109,8 @@ def _parse(text: str) -> Plant:
 def _field(part: str) -> dict[str, float | int]:
     if part.startswith("+"):
         return {"slowdown": parse_fraction(part[1:], name="slowdown")}
+    if part == "copy":
+        return {"copies": True}
     if part.startswith("rank="):
         return {"rank": int(part.removeprefix("rank="))}
     if part.startswith("share="):

@@ -20,8 +20,9 @@ import numpy as np
 from perfgate.comm.bandwidth import algbw_gbps, busbw_gbps
 from perfgate.comm.process import comms_logger, place
 from perfgate.comm.records import Key, Snapshot
-from perfgate.comm.summary import readable_size, rows
+from perfgate.comm.summary import rows
 from perfgate.errors import UsageError
+from perfgate.units import format_size
 
 COLUMNS = (
     "name", "op", "group", "world_size", "size_bytes", "sequence", "enter_ns", "latency_us",
@@ -85,10 +86,12 @@ def write_chrome_trace(folder: Path_) -> Path:
     return _replace(Path(folder) / f"rank{rank}.json", json.dumps(content))
 
 
-def write_tensorboard(log_dir: Path_, step: int) -> None:
-    """Write this rank's summary as scalars of a step, ``comm/<name>/<size>/<figure>``.
+def write_tensorboard(log_dir: Path_, step: int) -> Path:
+    """Write this rank's summary as scalars of a step to its run ``log_dir/rank<n>``; return that.
 
-    :raises UsageError: when TensorBoard is not installed.
+    The tags are ``comm/<name>/<size>/<figure>``; a figure that does not exist is left out.
+
+    :raises UsageError: when TensorBoard is not installed, or the folder cannot be written.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -96,11 +99,23 @@ def write_tensorboard(log_dir: Path_, step: int) -> None:
         raise UsageError(
             "TensorBoard is not installed; next: pip install 'pytest-perfgate[tensorboard]'"
         ) from None
-    with SummaryWriter(os.fspath(log_dir)) as writer:
-        for row in rows(comms_logger.snapshot()):
-            tag = f"comm/{row.name}/{readable_size(row.size_bytes)}"
-            for figure in ("count", "avg_latency_ms", "tput_avg_gbps", "busbw_avg_gbps"):
-                writer.add_scalar(f"{tag}/{figure}", row.as_dict()[figure], step)
+    run = Path(log_dir) / f"rank{place()[0]}"
+    try:
+        with SummaryWriter(os.fspath(run)) as writer:
+            for tag, figure in _scalars(comms_logger.snapshot()):
+                writer.add_scalar(tag, figure, step)
+    except OSError as error:
+        raise UsageError(f"{run} cannot be written: {error.strerror}") from None
+    return run
+
+
+def _scalars(snapshot: Snapshot) -> Iterator[tuple[str, float]]:
+    for row in rows(snapshot):
+        figures = row.as_dict()
+        tag = f"comm/{row.name}/{format_size(row.size_bytes)}"
+        for name in ("count", "avg_latency_ms", "tput_avg_gbps", "busbw_avg_gbps"):
+            if math.isfinite(figures[name]):
+                yield f"{tag}/{name}", figures[name]
 
 
 def _calls(snapshot: Snapshot) -> Iterator[tuple[Any, ...]]:

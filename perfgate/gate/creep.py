@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfgate.gate.decide import decide
-from perfgate.gate.stats import Component
+from perfgate.gate.supposed import Supposed
 from perfgate.model import Baseline, Measurement, Outcome, Policy, Verdict
 from perfgate.units import format_percent
 
@@ -32,13 +32,14 @@ def with_creep(
     measurement: Measurement,
     pinned: Baseline,
     policy: Policy,
-    sessions: Component,
+    supposed: Supposed,
 ) -> Verdict:
     """Return the verdict against the recent sessions, or the REGRESSION that only the pin shows.
 
     :param pinned: the pinned release's sessions alone; ``policy`` is :func:`split`'s second.
     """
-    creep = decide(measurement, pinned, policy, sessions=sessions)
+    sessions, climate = supposed.sessions, supposed.climate
+    creep = decide(measurement, pinned, policy, sessions=sessions, climate=climate)
     if creep.outcome is not Outcome.REGRESSION or recent.outcome.fails:
         return recent
     since = f"since {pinned.sessions[-1].commit}, which is pinned: {creep.reason}"

@@ -60,7 +60,7 @@ from perfgate.gate.stats import (
     log_figures,
     trimmed_mean,
 )
-from perfgate.gate.weather import STILL, Weather
+from perfgate.gate.weather import CHANGEABLE, STILL, Climate, Weather
 from perfgate.model import Baseline, Measurement, Outcome, Policy, Session, Verdict
 
 PASS_ALPHA = 0.05
@@ -76,7 +76,7 @@ def decide(
     sessions: Component = SESSIONS,
     launches: Component = LAUNCHES,
     quantile: str = "",
-    feels_weather: bool = True,
+    climate: Climate = CHANGEABLE,
 ) -> Verdict:
     """Return the verdict on ``measurement``.
 
@@ -84,7 +84,7 @@ def decide(
         pooled one (:func:`perfgate.gate.noise.pool_sessions`) once it holds several sessions.
     :param launches: the variance below which the spread between launches is not believed.
     :param quantile: of a launch's calls, what is compared instead of the baseline's own.
-    :param feels_weather: whether other processes move the figures (:mod:`perfgate.gate.weather`).
+    :param climate: how far other processes move the figures (:mod:`perfgate.gate.weather`).
     """
     known = Verdict(
         outcome=Outcome.INVALID,
@@ -109,7 +109,7 @@ def decide(
         )
     used = [session for session in baseline.sessions if session.launches]
     known = replace(known, baseline_commit=used[-1].commit, baseline_sessions=len(used))
-    surroundings = Surroundings.of(measurement, used, feels_weather)
+    surroundings = Surroundings.of(measurement, used, climate)
     known = replace(known, pace=surroundings.pace.change)
     figure = figure.known_of([*measurement.launches, *launches_of(used)])
     head = trimmed_mean(figure.logs(measurement.launches))
@@ -137,11 +137,11 @@ class Surroundings:
 
     @classmethod
     def of(
-        cls, measurement: Measurement, sessions: Sequence[Session], feels_weather: bool
+        cls, measurement: Measurement, sessions: Sequence[Session], climate: Climate
     ) -> Surroundings:
         """Compare a measurement's with the sessions'."""
         then = [session.others_share for session in sessions]
-        weather = Weather(measurement.others_share, then) if feels_weather else STILL
+        weather = Weather(measurement.others_share, then, climate)
         return cls(weather, Pace.between(measurement.launches, launches_of(sessions)))
 
     def told(self, verdict: Verdict) -> Verdict:

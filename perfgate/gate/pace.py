@@ -2,7 +2,7 @@
 
 Measured with :mod:`perfgate.bench.probe` on a two-core virtual machine, twelve cases of identical
 code, 40 to 110 launches each: where the host moved the processors the probe changed by a tenth to
-a half, within seconds, and log times with it, by 0.7 to 1.2 of that up to 256 KiB (correlation
+a half, within seconds, and log times with it, by 0.6 to 1.0 of that up to 256 KiB (correlation
 0.6 to 0.99) and by 0.2 to 1.1 at 4 MiB, where copying is half of the work. Counted in round trips,
 launches of up to 256 KiB differed by half to an eighth of what they did in seconds.
 """
@@ -19,8 +19,8 @@ from perfgate.gate.stats import Component, expm1, log_probes
 from perfgate.model import Case, Launch
 
 LARGE_BYTES = 2**20
-SMALL_FOLLOWS, LARGE_FOLLOWS = 1.0, 0.5
-UNSURE = Component(variance=0.3**2, dof=12.0)
+SMALL_FOLLOWS, LARGE_FOLLOWS = 0.75, 0.5
+UNSURE = Component(variance=0.25**2, dof=12.0)
 """How much what a case really follows may differ from the above."""
 
 

@@ -23,6 +23,7 @@ from perfgate.gate.environment import Environment
 from perfgate.gate.noise import launch_variance
 from perfgate.gate.phrase import repeat_command, told_again
 from perfgate.gate.stats import Component, Contrast, expm1, log_figures, summarise, trimmed_mean
+from perfgate.gate.weather import NONE
 from perfgate.model import Baseline, Launch, Measurement, Outcome, Policy, Verdict
 from perfgate.units import format_percent
 
@@ -162,7 +163,7 @@ def decide_portable(
         sessions=MACHINES,
         launches=LAUNCHES,
         quantile=FIGURE,
-        feels_weather=False,
+        climate=NONE,
     )
     if flagged is not None:
         verdict = told_again(flagged, verdict)

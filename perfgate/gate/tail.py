@@ -10,27 +10,21 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfgate.gate.decide import decide
-from perfgate.gate.stats import Component
+from perfgate.gate.supposed import Supposed
 from perfgate.model import Baseline, Measurement, Outcome, Policy, Verdict
 from perfgate.units import format_duration, format_percent
 
 QUANTILE = "p95_s"
-LIMIT = 1.0
-"""The tail must have doubled."""
 ERROR_SHARE = 0.2
 """Of a case's error; the typical call has the rest."""
 
-SESSIONS = Component(variance=0.2**2, dof=20.0)
-"""Prior of the variance between sessions: 0.2 to 0.7 on a machine that others kept busy, where
-launches differ by 0.4 to 1.6 and so widen the interval by themselves."""
-LAUNCHES = Component(variance=0.2**2, dof=4.0)
-"""Prior of the variance between launches: 0.01 to 0.07 in cases where fewer or many more than one
-call in twenty stalls, 0.4 to 0.7 where it is about one in twenty."""
 
+def split(policy: Policy, limit: float) -> tuple[Policy, Policy]:
+    """Return what a case's error leaves to the typical call and to the tail.
 
-def split(policy: Policy) -> tuple[Policy, Policy]:
-    """Return what a case's error leaves to the typical call and to the tail."""
-    limit = max(LIMIT, policy.max_regression)
+    :param limit: by how much the tail may grow at least.
+    """
+    limit = max(limit, policy.max_regression)
     tail = Policy(
         max_regression=limit,
         must_catch=max(limit, policy.must_catch),
@@ -39,10 +33,18 @@ def split(policy: Policy) -> tuple[Policy, Policy]:
     return replace(policy, alpha=policy.alpha * (1 - ERROR_SHARE)), tail
 
 
-def decide_tail(measurement: Measurement, baseline: Baseline | None, policy: Policy) -> Verdict:
+def decide_tail(
+    measurement: Measurement, baseline: Baseline | None, policy: Policy, supposed: Supposed
+) -> Verdict:
     """Return the verdict on the 95th percentile; ``policy`` is :func:`split`'s second."""
     return decide(
-        measurement, baseline, policy, sessions=SESSIONS, launches=LAUNCHES, quantile=QUANTILE
+        measurement,
+        baseline,
+        policy,
+        sessions=supposed.tail_sessions,
+        launches=supposed.tail_launches,
+        quantile=QUANTILE,
+        climate=supposed.climate,
     )
 
 

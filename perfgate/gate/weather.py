@@ -20,10 +20,26 @@ from perfgate.gate.stats import Component
 
 SATURATED = 0.45
 """The share of the processor used by others from which on more of it changes nothing."""
-SHIFT = 0.40
-"""How far log times may move, either way, between an idle machine and a saturated one."""
-SPREAD = Component(variance=0.075**2, dof=20.0)
-"""What the variance between sessions grows by on a saturated machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Climate:
+    """What a saturated machine does.
+
+    :param shift: how far log times may move, either way, against an idle machine.
+    :param spread: what the variance between sessions grows by.
+    """
+
+    shift: float
+    spread: Component
+
+
+CHANGEABLE = Climate(0.40, Component(variance=0.075**2, dof=20.0))
+"""Of ordinary ranks."""
+SHELTERED = Climate(0.10, Component(variance=0.03**2, dof=12.0))
+"""Of ranks in a real-time class."""
+NONE = Climate(0.0, Component(variance=0.0, dof=12.0))
+"""Of figures that do not feel what others do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +52,19 @@ class Weather:
 
     now: float
     then: Sequence[float]
+    climate: Climate = CHANGEABLE
 
     @property
     def bias(self) -> float:
         """By how much the log ratio may be off because one side was busier."""
-        return SHIFT * abs(_busy(self.now) - float(np.mean([_busy(share) for share in self.then])))
+        then = float(np.mean([_busy(share) for share in self.then]))
+        return self.climate.shift * abs(_busy(self.now) - then)
 
     @property
     def variance(self) -> Component:
         """What busy sessions add to the variance of the log ratio."""
         there = float(np.mean([_busy(share) ** 2 for share in self.then])) / len(self.then)
-        return SPREAD * (_busy(self.now) ** 2 + there)
+        return self.climate.spread * (_busy(self.now) ** 2 + there)
 
     def __str__(self) -> str:
         then = float(np.mean(self.then))
@@ -54,7 +72,7 @@ class Weather:
 
 
 STILL = Weather(0.0, (0.0,))
-"""No other process, or figures that do not feel them."""
+"""No other process."""
 
 
 def _busy(share: float) -> float:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from perfgate.comm.calls import CALLS
 from perfgate.world.record import (
     BEGUN,
     HEADER,
@@ -32,10 +33,15 @@ from perfgate.world.record import (
 
 #: By op, the parameter whose elements are noted; every rank of the group must call the op.
 COLLECTIVES: dict[str, str | None] = {
+    "_all_gather_base": "input_tensor",
+    "_reduce_scatter_base": "input",
     "all_gather": "tensor",
+    "all_gather_coalesced": None,
     "all_gather_into_tensor": "input_tensor",
     "all_gather_object": None,
+    "all_gather_single": "input_tensor",
     "all_reduce": "tensor",
+    "all_reduce_coalesced": None,
     "all_to_all": "input_tensor_list",
     "all_to_all_single": "input",
     "barrier": None,
@@ -46,12 +52,21 @@ COLLECTIVES: dict[str, str | None] = {
     "monitored_barrier": None,
     "reduce": "tensor",
     "reduce_scatter": "output",
+    "reduce_scatter_single": "input",
     "reduce_scatter_tensor": "input",
     "scatter": "tensor",
     "scatter_object_list": None,
 }
 #: Ops between two ranks: noted, never compared.
-POINT_TO_POINT = {"send": "tensor", "recv": "tensor", "isend": "tensor", "irecv": "tensor"}
+POINT_TO_POINT: dict[str, str | None] = {
+    "batch_isend_irecv": None,
+    "irecv": "tensor",
+    "isend": "tensor",
+    "recv": "tensor",
+    "recv_object_list": None,
+    "send": "tensor",
+    "send_object_list": None,
+}
 #: Ops whose tensors may differ in size between the ranks.
 _UNEVEN = {"all_to_all", "all_to_all_single", "all_gather", "reduce_scatter", *POINT_TO_POINT}
 _DETAILS = ("op", "src", "dst")
@@ -173,13 +188,15 @@ def _label(group: Any) -> str:
 
 def _texts(name: str, label: str, tensor: Any, details: Any) -> tuple[bytes, bytes]:
     said = [_said(key, value) for key, value in details if value is not None]
+    op = CALLS[name].op  # the same for all names that torch has given it
     if isinstance(tensor, torch.Tensor):
         dtype = str(tensor.dtype).removeprefix("torch.")
         size = "" if name in _UNEVEN else str(tensor.numel())
         shown = " ".join([name, str(tuple(tensor.shape)), dtype, *said])
-        key = " ".join([name, size, dtype, *said])
+        key = " ".join([op, size, dtype, *said])
     else:
-        shown = key = " ".join([name, *said])
+        shown = " ".join([name, *said])
+        key = " ".join([op, *said])
     if name in POINT_TO_POINT:
         key = ""
     shown = shown[: TEXT_BYTES // 3]

@@ -44,6 +44,8 @@ from perfgate.world.watch import Watch
 
 #: The controller's deadlines come first; no group ever waits for its own.
 _GROUP_TIMEOUT_S = 86400.0
+#: Before torch 2.8 its newer store cannot serve on a socket that is already open.
+_LIBUV_TAKES_SOCKETS = torch.__version__ >= "2.8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,7 @@ def _join(seat: Seat, files: Files) -> Rank:
         timeout=timeout,
         wait_for_workers=False,
         master_listen_fd=files.listener,
+        use_libuv=_LIBUV_TAKES_SOCKETS,
     )
     dist.init_process_group(
         spec.backend, store=store, rank=seat.rank, world_size=spec.size, timeout=timeout

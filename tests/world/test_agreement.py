@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+import warnings
 
 import pytest
 import torch
@@ -11,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfgate import RankFailure, World, WorldSpec
+from perfgate.comm.calls import CALLS
 from perfgate.world.agreement import absence, disagreement, last, name_ranks, stuck
 from perfgate.world.crossing import ship_by_value
 from perfgate.world.record import BEGUN, RETURNED, SLOTS, Collective
+from perfgate.world.watch import COLLECTIVES, POINT_TO_POINT
 
 ship_by_value(sys.modules[__name__])
 
@@ -137,6 +141,52 @@ def many() -> None:
 )
 def test_what_ranks_may_do_differently_is_no_disagreement(world, body) -> None:
     assert world.run(body) == [None] * 3
+
+
+ONE_OP = (
+    ("all_gather_into_tensor", "all_gather_single", "_all_gather_base"),
+    ("reduce_scatter_tensor", "reduce_scatter_single", "_reduce_scatter_base"),
+)
+"""Names that releases of torch have given to one op; not every release has all of them."""
+
+
+def call(name: str) -> None:
+    """Call an op whose ranks hold shards of a tensor, or a list of tensors."""
+    shard, whole = torch.ones(4), torch.ones(4 * dist.get_world_size())
+    arguments = {
+        "all_reduce_coalesced": ([shard],),
+        "all_gather_coalesced": ([[part] for part in whole.split(4)], [shard]),
+    }.get(name, (whole, shard) if "gather" in name else (shard, whole))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a name is outdated
+        getattr(dist, name)(*arguments)
+
+
+@pytest.mark.parametrize("names", ONE_OP, ids=lambda names: names[0])
+def test_names_of_one_op_agree(world, names) -> None:
+    known = [name for name in names if hasattr(dist, name)]
+    for _ in range(2):
+        world.run(lambda: call(known[dist.get_rank() % len(known)]))
+
+
+@pytest.mark.parametrize("name", [*sum(ONE_OP, ()), "all_reduce_coalesced", "all_gather_coalesced"])
+def test_another_op_on_one_rank_is_told_whatever_the_name(name) -> None:
+    if not hasattr(dist, name):
+        pytest.skip(f"torch {torch.__version__} has no {name}")
+    with World.start(WorldSpec(size=3)) as world, pytest.raises(RankFailure) as caught:
+        world.run(lambda: dist.barrier() if dist.get_rank() == 1 else call(name), deadline_s=20)
+    assert caught.value.line.startswith(
+        f"rank 1 of 3 called #1 barrier where ranks 0, 2 called {name}"
+    )
+
+
+def test_every_call_of_torch_is_noted_and_its_tensor_found() -> None:
+    watched = COLLECTIVES | POINT_TO_POINT
+    assert watched.keys() == CALLS.keys()
+    assert not COLLECTIVES.keys() & POINT_TO_POINT.keys()
+    for name, parameter in watched.items():
+        if parameter and hasattr(dist, name):
+            assert parameter in inspect.signature(getattr(dist, name)).parameters, name
 
 
 def subgroup_hangs() -> None:
