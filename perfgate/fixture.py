@@ -9,7 +9,7 @@ from typing import Any
 
 from perfgate.comm.bandwidth import factor
 from perfgate.errors import UsageError
-from perfgate.gate.ratio import PORTABLE
+from perfgate.gate.ratio import portable
 from perfgate.judgement import AgainstLimit, Judgement
 from perfgate.measure import PairTiming, Timing, try_once
 from perfgate.model import Case, Policy, Verdict, WorldSpec
@@ -138,7 +138,7 @@ class Gate:
             if problems:
                 raise WrongResult("; ".join(problems))
             return None
-        where = PORTABLE if isinstance(timing, PairTiming) else None
+        where = portable() if isinstance(timing, PairTiming) else None
         verdict = self.run.judge(case, timing, judgement(), where)
         self.verdicts.append(verdict)
         return verdict

@@ -20,7 +20,7 @@ from perfgate.gate.conditions import problems as spoiled
 from perfgate.gate.environment import Environment
 from perfgate.gate.noise import pool_sessions, spread_between_launches, steadiest_figure
 from perfgate.gate.pace import follows
-from perfgate.gate.ratio import PORTABLE
+from perfgate.gate.ratio import portable
 from perfgate.gate.stats import Component, Figure
 from perfgate.gate.supposed import supposed
 from perfgate.judgement import AgainstBaseline, AgainstCommit, AgainstPortable, Judgement
@@ -132,7 +132,7 @@ class Run:
             return
         spreads: dict[str, float | None] = dict.fromkeys(tests)
         for suite in sorted({suite_of(test) for test in spreads}):
-            self._baselines(PORTABLE, suite)
+            self._baselines(portable(), suite)
             for case_id, baseline in self._baselines(self.environment, suite)[0].items():
                 test = case_id.split(" | ")[0]
                 if test in spreads:
@@ -153,7 +153,7 @@ class Run:
         """Return what a ratio is held against."""
         if self.base is not None:
             return against_commit(self.base, policy)
-        baselines, _ = self._baselines(PORTABLE, suite_of(case.test))
+        baselines, _ = self._baselines(portable(), suite_of(case.test))
         return AgainstPortable(baselines.get(case.id), policy)
 
     def judge(
@@ -202,11 +202,11 @@ class Run:
         for m in self._measured:
             if m.case_id not in worse:
                 files.setdefault((m.portable, m.suite), {})[m.case_id] = m.session
-        for (portable, suite), sessions in files.items():
-            where = PORTABLE if portable else self.environment
+        for (anywhere, suite), sessions in files.items():
+            where = portable() if anywhere else self.environment
             known = self._baselines(where, suite)[0]
             self._stored.append(self.store.add(where, suite, sessions))
-            if not portable:
+            if not anywhere:
                 new = {m.case_id: m.figure for m in self._measured if m.case_id not in known}
                 figures = {name: new[name] for name in sessions if name in new}
                 self.store.calibrate(where, suite, figures)
@@ -309,7 +309,7 @@ class Run:
             Measured(
                 case_id=measurement.case.id,
                 suite=suite_of(measurement.case.test),
-                portable=where == PORTABLE,
+                portable=where == portable(),
                 figure=_steadiest(measurement.case, session),
                 session=session,
             )

@@ -9,14 +9,15 @@ from perfgate.errors import UsageError
 from perfgate.gate.baseline import BaselineStore
 from perfgate.gate.decide import needs_confirmation
 from perfgate.gate.ratio import (
-    PORTABLE,
     decide_commits,
     decide_portable,
     decide_ratio,
     paired_ratios,
+    portable,
 )
 from perfgate.model import Case, Measurement, Outcome, Policy, Session, WorldSpec
 
+ANYWHERE = portable().key
 CASE = Case(test="suites/zero/test_arms.py::t", op="reduce_scatter_step", world=WorldSpec())
 ALPHA = 0.01 / 30
 POLICY = Policy(alpha=ALPHA)
@@ -32,7 +33,7 @@ def arms(seed, ratio, pairs=300, stalls=0.2):
     return ratio * arm, reference
 
 
-def measured(ratio, seed=0, launches=8, environment=PORTABLE.key):
+def measured(ratio, seed=0, launches=8, environment=ANYWHERE):
     return Measurement(
         case=CASE,
         environment=environment,
@@ -126,10 +127,11 @@ def test_five_percent_more_is_found_nearly_always():
 def test_a_portable_baseline_is_kept_without_a_unit_and_compared_on_any_machine(tmp_path):
     store = BaselineStore(tmp_path)
     session = Session(commit="c0", date="2026-01-31T12:00:00Z", launches=measured(0.55).launches)
-    path = store.add(PORTABLE, "zero", {CASE.id: session})
-    assert path == tmp_path / "portable" / "zero.json"
+    path = store.add(portable(), "zero", {CASE.id: session})
+    assert path == tmp_path / portable().key / "zero.json"
+    assert path.parent.name.startswith("portable-")
     assert '"columns": ["p10", "p25", "p50", "p95", "pairs"]' in path.read_text()
-    (baseline,) = store.load(PORTABLE, "zero").values()
+    (baseline,) = store.load(portable(), "zero").values()
     assert baseline.sessions[0].launches[0].p50_s == pytest.approx(0.55, rel=0.05)
 
     same = decide_portable(measured(0.55, seed=1), baseline, POLICY)

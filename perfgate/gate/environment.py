@@ -74,7 +74,7 @@ class Environment:
     def key(self) -> str:
         """A readable directory name: ``amd-epyc-9554-2c-torch-2.13.0-1a2b3c4d``."""
         if self.portable:
-            return "portable"
+            return f"portable-{slug(self.hard['scheduling'])}"
         device = self.hard.get("gpus", "none")
         if device == "none":
             device = f"{self.hard.get('cpu', 'cpu')} {self.hard.get('cores', '?')}c"

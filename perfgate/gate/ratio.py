@@ -11,6 +11,7 @@ quantiles of the paired ratios, without unit, and ``calls`` the number of pairs.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 
@@ -25,6 +26,7 @@ from perfgate.gate.phrase import repeat_command, told_again
 from perfgate.gate.stats import Component, Contrast, expm1, log_figures, summarise, trimmed_mean
 from perfgate.gate.weather import NONE
 from perfgate.model import Baseline, Launch, Measurement, Outcome, Policy, Verdict
+from perfgate.scheduling import permitted
 from perfgate.units import format_percent
 
 FIGURE = "p50_s"
@@ -44,8 +46,15 @@ commits need them: 0.03 to 0.10 up to 256 KiB, 0.07 to 0.13 at 4 MiB (identical 
 MACHINES = Component(variance=0.03**2, dof=12.0)
 """Prior of the variance of a ratio between sessions of any machine, for portable baselines."""
 
-PORTABLE = Environment(hard={"portable": "ratios"})
-"""Where ratios that hold on every machine are kept: ``baselines/portable``."""
+
+@functools.cache
+def portable() -> Environment:
+    """Return where ratios that hold on every machine are kept: ``baselines/portable-real-time``.
+
+    How ranks are scheduled matters to them all the same: what a layer adds to a call is a larger
+    part of a call that does not wait for the scheduler.
+    """
+    return Environment(hard={"portable": "ratios", "scheduling": permitted()})
 
 
 def paired_ratios(arm_s: npt.ArrayLike, reference_s: npt.ArrayLike) -> Launch:
@@ -153,7 +162,7 @@ def decide_portable(
 ) -> Verdict:
     """Return the verdict on a ratio against its portable baseline, which any machine may store.
 
-    :param measurement: launches of :func:`paired_ratios`, with ``PORTABLE.key`` as environment.
+    :param measurement: launches of :func:`paired_ratios`, with ``portable().key`` as environment.
     :param flagged: the verdict that asked for these launches, when they are the confirmation.
     """
     verdict = decide(

@@ -14,7 +14,7 @@ from rich.table import Table
 from perfgate.errors import UsageError
 from perfgate.gate.baseline import BaselineStore
 from perfgate.gate.environment import Environment
-from perfgate.gate.ratio import PORTABLE
+from perfgate.gate.ratio import portable
 from perfgate.gate.stats import Figure
 from perfgate.model import Launch, Session
 from perfgate.units import format_duration
@@ -108,7 +108,7 @@ def _accept(args: argparse.Namespace, store: BaselineStore) -> int:
             )
         for case_id, entry in chosen.items():
             session = _session(entry["session"])
-            where = PORTABLE if entry["portable"] else environment
+            where = portable() if entry["portable"] else environment
             path = store.restart(where, entry["suite"], {case_id: session})
             if not entry["portable"]:
                 store.calibrate(where, entry["suite"], {case_id: Figure(**entry["figure"])})
