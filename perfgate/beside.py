@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from perfgate.duel import Base
+from perfgate.base import Base
 from perfgate.errors import UsageError
 from perfgate.world.cover import coverage_environ
 from perfgate.world.interpreter import Interpreter

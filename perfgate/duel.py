@@ -14,13 +14,13 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from perfgate.errors import UsageError, WorldError
+from perfgate.base import Base, blamed_on, is_its_own
+from perfgate.errors import UsageError
 from perfgate.gate.conditions import Conditions, others_share
 from perfgate.gate.ratio import paired_ratios
 from perfgate.measure import (
@@ -36,7 +36,6 @@ from perfgate.model import Case, Launch, Measurement
 from perfgate.scheduling import permitted
 from perfgate.world.controller import RankFailure, World
 from perfgate.world.crossing import OnRank
-from perfgate.world.interpreter import Interpreter
 from perfgate.world.local import host
 from perfgate.world.pool import Worlds
 
@@ -46,32 +45,6 @@ _TURNS = "perfgate.bench.turns"
 _BIND, _TAKE, _LOADED = (OnRank(_TURNS, name) for name in ("bind", "take", "loaded_below"))
 Times = npt.NDArray[np.int64]
 _NONE: Times = np.empty((0, 0), np.int64)
-
-
-class NotInBase(WorldError):
-    """The base lacks what a test measures: it is new."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
-    """What the head is compared with.
-
-    :param name: what reports call it.
-    :param checkout: the head's, from which the base must import nothing but ``tests``, folders
-        of test code.
-    :param seed: of every random order.
-    """
-
-    interpreter: Interpreter
-    name: str
-    checkout: str
-    tests: tuple[str, ...] = ()
-    seed: int = field(default_factory=lambda: random.SystemRandom().randrange(1 << 32))
-
-    def preload(self) -> None:
-        """Start what its ranks are forked from, in the background."""
-        for place in range(LAYOUTS):
-            host(place, self.interpreter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +81,7 @@ class _Side:
         with self._blamed():
             found = self.world.run(_LOADED, os.path.realpath(self.base.checkout))[0]
         for name, file in found:
-            if not _is_its_own(file, self.base):
+            if not is_its_own(file, self.base):
                 raise UsageError(
                     f"the base imported {name} from the head's checkout, {file}; "
                     f"install the base's own into {self.base.interpreter.python}"
@@ -125,7 +98,7 @@ class _Side:
                 raise failure.__cause__ from None
             if self.base is None:
                 raise
-            raise _of_base(failure, self.base) from failure
+            raise blamed_on(self.base, failure) from failure
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,30 +221,3 @@ def _alternate(sides: list[_Side], arms: int, launch_s: float, order: random.Ran
     if not problem and min(head.min(), base.min()) <= 0:
         problem = "a call took no time: below the clock's resolution"
     return _Pairs(head, base, problem)
-
-
-def _of_base(failure: RankFailure, base: Base) -> Exception:
-    cause = failure.__cause__
-    if isinstance(cause, ModuleNotFoundError) and "." not in (cause.name or ""):
-        return UsageError(
-            f"the base {base.name} has no module {cause.name!r}: it imports nothing from the "
-            f"head's checkout {base.checkout}; install its own into {base.interpreter.python}"
-        )
-    if isinstance(cause, (ImportError, AttributeError)):
-        return NotInBase(f"the base {base.name} cannot run it: {type(cause).__name__}: {cause}")
-    return WorldError(f"the base {base.name} failed, not the head: {failure}")
-
-
-def _is_its_own(file: str, base: Base) -> bool:
-    """Say whether a file below the head's checkout is no code of the head's under test.
-
-    It is the base's where its environment lies there, or a checkout of its own; and test code is
-    the head's on both sides.
-    """
-    lent = [folder for name, folder in base.interpreter.lent if name == "perfgate"]
-    for folder in (base.interpreter.prefix, *base.tests, *lent):
-        if file.startswith(os.path.realpath(folder) + os.sep):
-            return True
-    top = Path(os.path.realpath(base.checkout))
-    between = Path(file).relative_to(top).parents
-    return any((top / folder / ".git").exists() for folder in [*between][:-1])

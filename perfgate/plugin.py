@@ -14,7 +14,7 @@ from perfgate.options import Settings, add_options, read_settings
 from perfgate.scheduling import BATCH, PERMIT, permitted
 
 if TYPE_CHECKING:
-    from perfgate.duel import Base
+    from perfgate.base import Base
     from perfgate.fixture import Gate
     from perfgate.report.record import RunRecord
     from perfgate.run import Run

@@ -11,7 +11,8 @@ import sys
 import numpy as np
 
 from perfgate import Case, WorldSpec
-from perfgate.duel import Base, measure_beside
+from perfgate.base import Base
+from perfgate.duel import measure_beside
 from perfgate.gate.stats import log_figures
 from perfgate.measure import Effort, Timing
 from perfgate.units import parse_size
