@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+import psutil
+
 from perfgate.scheduling import permitted
 
 BENCHMARK_VERSION = 2
@@ -53,6 +55,7 @@ class Environment:
             "cpu": cpu_model(),
             "cores": str(usable_cores()),
             "quota": quota(),
+            "numa nodes": str(numa_nodes()),
             "gpus": _counted(gpus),
             "driver": driver or "none",
             "python": ".".join(platform.python_version_tuple()[:2]),
@@ -62,8 +65,7 @@ class Environment:
         }
         hard |= {f"backend {name}": version for name, version in (backends or {}).items()}
         hard |= relevant(os.environ if variables is None else variables)
-        soft = {"kernel": platform.release(), "governor": governor()}
-        return cls(hard=dict(sorted(hard.items())), soft=soft)
+        return cls(hard=dict(sorted(hard.items())), soft=live_readings())
 
     @property
     def portable(self) -> bool:
@@ -145,6 +147,29 @@ def _cores_allowed(folder: Path) -> float | None:
     if not (limit.isdigit() and period.isdigit() and int(period)):
         return None
     return int(limit) / int(period)
+
+
+def numa_nodes(root: Path = Path("/sys/devices/system/node")) -> int:
+    """Return how many memory nodes the kernel knows; 1 where it does not say."""
+    return len(list(root.glob("node[0-9]*"))) or 1
+
+
+def live_readings() -> dict[str, str]:
+    """Return what is recorded and never compared: kernel, governor, load, temperature."""
+    load = f"{os.getloadavg()[0]:.2f}" if hasattr(os, "getloadavg") else "unknown"
+    return {
+        "kernel": platform.release(),
+        "governor": governor(),
+        "load": load,
+        "temperature": temperature(),
+    }
+
+
+def temperature() -> str:
+    """Return the hottest sensor's reading in degrees Celsius, ``unknown`` without sensors."""
+    sensors = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
+    readings = [one.current for group in sensors.values() for one in group]
+    return f"{max(readings):.0f}" if readings else "unknown"
 
 
 def governor() -> str:
