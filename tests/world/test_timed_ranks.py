@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -15,9 +16,10 @@ import psutil
 import pytest
 import torch
 
-from perfgate import RankFailure, World, WorldSpec
+from perfgate import RankFailure, World, WorldSpec, measure
 from perfgate.bench.sample import Extent, slowest
-from perfgate.scheduling import BATCH, ORDINARY, REAL_TIME, permitted
+from perfgate.errors import LaunchError
+from perfgate.scheduling import BATCH, ORDINARY, REAL_TIME, permitted, share_of_cores
 from perfgate.world.awake import Awake
 from perfgate.world.crossing import OnRank, ship_by_value
 from perfgate.world.pool import Worlds
@@ -139,3 +141,24 @@ def leave_before_the_probe() -> None:
 def test_a_rank_that_leaves_its_probe_is_told():
     with World.start(WorldSpec()) as world, pytest.raises(RankFailure, match=r"has left|reset"):
         world.run(leave_before_the_probe, deadline_s=5.0)
+
+
+def test_who_must_wait_too_long_for_its_turn_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(measure, "TURN_DEADLINE_S", 0.1)
+    told = rf"another run of perfgate has measured.*{tmp_path}/perfgate-\w+\.lock"
+    with measure.undisturbed(WorldSpec()), pytest.raises(LaunchError, match=told):
+        measure.undisturbed(WorldSpec()).__enter__()
+    with measure.undisturbed(WorldSpec()):
+        pass  # and its turn comes
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_ranks_have_cores_of_their_own_as_far_as_there_are_any(size):
+    cores = os.sched_getaffinity(0)
+    shares = [share_of_cores(rank, size) for rank in range(size)]
+    assert all(share and share <= cores for share in shares)
+    if size <= len(cores):
+        assert sum(len(share) for share in shares) == len(set().union(*shares))
+    with World.start(WorldSpec(size=size), scheduling=permitted()) as world:
+        assert world.run(os.sched_getaffinity, 0) == shares
