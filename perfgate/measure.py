@@ -40,6 +40,7 @@ from perfgate.world.pool import Worlds
 
 LAUNCH_OVERHEAD_S = 0.055
 MIN_LAUNCH_S, MAX_LAUNCH_S = 0.05, 0.8
+LEAST_LAUNCHES = 4
 #: What launches of a case usually differ by, beyond what their few calls explain, in log time.
 USUAL_SPREAD = 0.03
 #: Launches take turns among so many memory layouts, so that none makes the whole session.
@@ -78,10 +79,11 @@ class Effort:
             calls_variance=variance_of_p25(first),
             launches_variance=USUAL_SPREAD**2,
         )
-        calls = min(calls_per_launch(cost), first.calls)
+        calls = min(calls_per_launch(cost), MOST * first.calls)
         budget_s = self.launches * (cost.launch_s + self.launch_s)
         launches = min(launches_within(cost, calls, budget_s), MOST * self.launches)
-        return Effort(max(launches, self.launches), self.launch_s, calls)
+        least = max(self.launches // 2, min(self.launches, LEAST_LAUNCHES))
+        return Effort(max(launches, least), self.launch_s, calls)
 
     def at_least(self, launches: int) -> Effort:
         """Return the same with so many launches or more."""

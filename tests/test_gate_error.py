@@ -14,6 +14,7 @@ import pytest
 from perfgate.gate.decide import confirm, decide, needs_confirmation
 from perfgate.gate.noise import SESSIONS
 from perfgate.gate.schema import parse
+from perfgate.gate.weather import CHANGEABLE, NONE
 from perfgate.model import Baseline, Case, Launch, Measurement, Outcome, Policy, Session, WorldSpec
 
 TAU = math.sqrt(SESSIONS.variance)
@@ -146,7 +147,8 @@ def test_sessions_of_the_same_code_in_any_weather_are_no_regression(knowing, lea
             )
             stored = Baseline(case_id=case.id, environment="recorded", sessions=(base[name],))
             policy = Policy(alpha=0.01 / len(head))
-            outcomes.add(decide(measurement, stored, policy, feels_weather=knowing).outcome)
+            climate = CHANGEABLE if knowing else NONE
+            outcomes.add(decide(measurement, stored, policy, climate=climate).outcome)
         runs += 1
         failed += Outcome.REGRESSION in outcomes
     assert least <= failed / runs <= most
