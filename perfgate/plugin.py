@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +10,14 @@ import pytest
 from perfgate.errors import BaselineError, PerfgateError
 from perfgate.launched import join_launcher
 from perfgate.options import Settings, add_options, read_settings
+from perfgate.outcome import conclude, without_perfgate
+from perfgate.preparation import (
+    describe_base,
+    modules_of_tests,
+    plants,
+    refuse_company,
+    ship_modules,
+)
 from perfgate.scheduling import BATCH, PERMIT, permitted
 
 if TYPE_CHECKING:
@@ -18,7 +25,6 @@ if TYPE_CHECKING:
     from perfgate.fixture import Gate
     from perfgate.report.record import RunRecord
     from perfgate.run import Run
-    from perfgate.world.interpreter import Interpreter
     from perfgate.world.pool import LastingWorld
 
 SETTINGS = pytest.StashKey[Settings]()
@@ -47,9 +53,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", line)
     config.stash[SETTINGS] = settings = read_settings(config)
     if settings.gated:
-        _refuse_company(config, settings)
+        refuse_company(config, settings)
         if settings.base:
-            config.stash[BASE] = _describe(settings.base)
+            config.stash[BASE] = describe_base(settings.base)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -65,7 +71,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     lines = [f"perfgate: {mode}, {limit}, {against}"]
     if permitted() == BATCH:
         lines.append(f"perfgate: real-time scheduling would be far less noisy; permit: {PERMIT}")
-    return lines + [f"perfgate: PLANTED SLOWDOWN {plant}" for plant in _plants()]
+    return lines + [f"perfgate: PLANTED SLOWDOWN {plant}" for plant in plants()]
 
 
 @pytest.hookimpl(trylast=True)
@@ -93,7 +99,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if not items or session.config.option.collectonly:
         return
     run = _start_run(session)
-    _ship_modules(session)
+    ship_modules(session)
     if BASE in session.config.stash:
         run.base = _start_base(session)
     measured = [item.nodeid for item in items if "gate" in item.fixturenames]  # type: ignore[attr-defined]
@@ -150,11 +156,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     try:
         result = yield
     except PerfgateError as error:
-        raise error.with_traceback(_without_perfgate(error.__traceback__)) from error.__cause__
+        raise error.with_traceback(without_perfgate(error.__traceback__)) from error.__cause__
     finally:
         _tell_of_ranks(pyfuncitem)
     if (gate := pyfuncitem.stash.get(GATE, None)) is not None:
-        _conclude(pyfuncitem, gate)
+        conclude(pyfuncitem, gate)
     return result
 
 
@@ -199,7 +205,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         except BaselineError as error:
             run.failed_reports.append(f"NOT STORED: {error}")
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-    session.config.stash[RECORD] = record = run.record(_plants())
+    session.config.stash[RECORD] = record = run.record(plants())
     run.failed_reports += deliver(record, usual_sinks(run.settings.report))
 
 
@@ -243,33 +249,11 @@ def _start_base(session: pytest.Session) -> Base:
     config = session.config
     interpreter, name = config.stash[BASE], config.stash[SETTINGS].base_name
     try:
-        base = base_of(interpreter, name, config.rootpath, _test_modules(session))
+        base = base_of(interpreter, name, config.rootpath, modules_of_tests(session))
     except PerfgateError as error:
         raise pytest.UsageError(f"perfgate: {error}") from error
     base.preload()
     return base
-
-
-def _describe(python: str) -> Interpreter:
-    from perfgate.world.interpreter import describe
-
-    try:
-        return describe(python)
-    except PerfgateError as error:
-        raise pytest.UsageError(f"perfgate: --perfgate-base: {error}") from error
-
-
-def _ship_modules(session: pytest.Session) -> None:
-    """Let test modules and conftests travel by value: ranks cannot import them."""
-    from perfgate.world.crossing import ship_by_value
-
-    for module in _test_modules(session):
-        ship_by_value(module)
-
-
-def _test_modules(session: pytest.Session) -> set[ModuleType]:
-    modules = {item.module for item in session.items if isinstance(item, pytest.Function)}
-    return modules | session.config.pluginmanager._conftest_plugins
 
 
 def _tell_of_ranks(item: pytest.Item) -> None:
@@ -281,55 +265,7 @@ def _tell_of_ranks(item: pytest.Item) -> None:
         pass_warnings_on(run.world)
 
 
-def _without_perfgate(tb: TracebackType | None) -> TracebackType | None:
-    """Return a traceback down to the user's line that asked for what cannot be."""
-    if tb is None:
-        return None
-    below = _without_perfgate(tb.tb_next)
-    if below is None and tb.tb_frame.f_globals.get("__name__", "").startswith("perfgate."):
-        return None
-    return TracebackType(below, tb.tb_frame, tb.tb_lasti, tb.tb_lineno)
-
-
-def _conclude(item: pytest.Item, gate: Gate) -> None:
-    # No frame is hidden here: pytest would tell the reader so instead of showing the line alone.
-    from perfgate.report.record import SEVERITY
-
-    if not gate.verdicts:
-        return
-    worst = min(gate.verdicts, key=lambda verdict: SEVERITY.index(verdict.outcome))
-    item.user_properties.extend(worst.properties().items())
-    lines = [v.line for v in sorted(gate.verdicts, key=lambda v: SEVERITY.index(v.outcome))]
-    settings = gate.run.settings
-    if worst.outcome.fails or (worst.outcome.unanswered and settings.strict):
-        pytest.fail("\n".join(lines), pytrace=False)
-    if worst.outcome.unanswered and not settings.refresh:
-        pytest.skip(lines[0])
-
-
 def _uses_ranks(item: pytest.Item) -> bool:
     if item.get_closest_marker("ranks") is not None:
         return True
     return any(name in getattr(item, "fixturenames", ()) for name in _ON_RANKS)
-
-
-def _refuse_company(config: pytest.Config, settings: Settings) -> None:
-    if hasattr(config, "workerinput") or config.getoption("numprocesses", None):
-        raise pytest.UsageError(
-            "perfgate: measuring needs the machine to itself; run --perfgate without -n"
-        )
-    try:
-        plants = _plants()
-    except PerfgateError as error:
-        raise pytest.UsageError(f"perfgate: {error}") from error
-    if settings.refresh and plants:
-        raise pytest.UsageError(
-            f"perfgate: a planted slowdown ({plants[0]}) must not become a baseline; "
-            "unset PERFGATE_PLANT to refresh"
-        )
-
-
-def _plants() -> tuple[object, ...]:
-    from perfgate.bench.inject import planted
-
-    return planted()
