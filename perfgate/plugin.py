@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from perfgate.fixture import Gate
     from perfgate.report.record import RunRecord
     from perfgate.run import Run
+    from perfgate.world.interpreter import Interpreter
     from perfgate.world.pool import LastingWorld
 
 SETTINGS = pytest.StashKey[Settings]()
 RUN = pytest.StashKey["Run"]()
 RECORD: pytest.StashKey[RunRecord] = pytest.StashKey()
 GATE = pytest.StashKey["Gate"]()
-BASE = pytest.StashKey["Interpreter"]()
+BASE: pytest.StashKey[Interpreter] = pytest.StashKey()
 
 _MARKERS = (
     "ranks(n, **world): run the test's body on every rank of a world of n ranks",
