@@ -107,15 +107,22 @@ def time_arms(arms: list[Arm], extent: Extent) -> list[Timed]:
     problems: list[str | None] = [None] * len(arms)
     turns_s = [_warm_up(arms, call, clock, problems) for call in range(extent.warmups)]
     turns = extent.calls or _agree(extent.budget_s, median(turns_s))
-    order = random.Random(extent.seed)
-    times = np.empty((turns, len(arms)), dtype=np.int64)
-    probes = np.zeros(turns, dtype=np.int64)
+    orders = _orders(len(arms), turns, extent.seed)
+    times: list[list[int]] = []
+    probes: list[int] = []
     with _probe(extent) as probe, _no_garbage_collection():
-        for turn in range(turns):
-            indices = order.sample(range(len(arms)), len(arms))
-            times[turn] = take_turn(arms, indices, extent.warmups + turn, clock, problems)
-            probes[turn] = probe.time() if probe else 0
-    return [Timed(times[:, i].copy(), problem, probes) for i, problem in enumerate(problems)]
+        for turn, indices in enumerate(orders):
+            times.append(take_turn(arms, indices, extent.warmups + turn, clock, problems))
+            probes.append(probe.time() if probe else 0)
+    by_arm = np.array(times, dtype=np.int64).reshape(turns, len(arms)).T
+    probes_ns = np.array(probes, dtype=np.int64)
+    return [Timed(by_arm[i].copy(), problem, probes_ns) for i, problem in enumerate(problems)]
+
+
+def _orders(arms: int, turns: int, seed: int) -> list[list[int]]:
+    """Return each turn's order of arms, drawn beforehand: in between it would cool the caches."""
+    order = random.Random(seed)
+    return [order.sample(range(arms), arms) for _ in range(turns)]
 
 
 def _probe(extent: Extent) -> AbstractContextManager[Probe | None]:
@@ -158,9 +165,11 @@ class CpuClock:
 
     def time(self, arm: Arm) -> int:
         """Call an arm, with its plant, and return the time in nanoseconds."""
+        plant, run = arm.plant, arm.run
         started_ns = time.perf_counter_ns()
-        arm.run()
-        delay(arm.plant, started_ns)
+        run()
+        if plant is not None:
+            delay(plant, started_ns)
         return time.perf_counter_ns() - started_ns
 
 

@@ -162,8 +162,10 @@ class BoundOp:
 
     def run(self) -> None:
         """Communicate, and wait for it. On a GPU the work is in the stream on return."""
-        for handle in _handles(self.plan.start(False)):
-            handle.wait()
+        started = self.plan.start(False)
+        if started is not None:  # what blocks leaves nothing to wait for; this is timed
+            for handle in _handles(started):
+                handle.wait()
 
     def start(self) -> list[Any]:
         """Communicate asynchronously; the handles must be waited for, each once."""
