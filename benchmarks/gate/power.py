@@ -127,11 +127,12 @@ def verdicts(head: Recorded, bases: list[list[Recorded]]) -> Iterator[Verdict]:
                 follows=follows(case),
             )
             for name, case in head.cases.items()
+            if all(name in one.sessions for one in sessions)
         }
         prior = supposed(permitted())
         noise = replace(prior, sessions=pool_sessions(stored.values(), prior=prior.sessions))
-        for name, case in head.cases.items():
-            now = head.sessions[name]
+        for name in stored:
+            case, now = head.cases[name], head.sessions[name]
             measured = Measurement(
                 case=case,
                 environment="here",
