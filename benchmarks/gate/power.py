@@ -33,6 +33,7 @@ from perfgate.bench.inject import VARIABLE
 from perfgate.gate.noise import pool_sessions
 from perfgate.gate.pace import follows
 from perfgate.gate.supposed import supposed
+from perfgate.gate.tail import ERROR_SHARE
 from perfgate.judgement import AgainstBaseline
 from perfgate.model import (
     Baseline,
@@ -115,7 +116,9 @@ def _session(data: dict[str, Any]) -> Session:
     return Session(**{**data, "launches": launches})
 
 
-def verdicts(head: Recorded, bases: list[list[Recorded]]) -> Iterator[Verdict]:
+def verdicts(
+    head: Recorded, bases: list[list[Recorded]], policy: Policy = POLICY
+) -> Iterator[Verdict]:
     """Yield the verdict on each case against each choice of stored sessions."""
     for sessions in bases:
         stored = {
@@ -139,7 +142,7 @@ def verdicts(head: Recorded, bases: list[list[Recorded]]) -> Iterator[Verdict]:
                 launches=now.launches,
                 others_share=now.others_share,
             )
-            yield AgainstBaseline(stored[name], POLICY, noise).decide(measured)
+            yield AgainstBaseline(stored[name], policy, noise).decide(measured)
 
 
 def share(hits: int, of: int) -> str:
@@ -148,7 +151,16 @@ def share(hits: int, of: int) -> str:
     return f"{hits / of:5.2f} [{interval.low:.2f}-{interval.high:.2f}]"
 
 
-def line(name: str, found: list[Verdict], planted: float) -> str:
+def covers(head: Recorded, bases: list[list[Recorded]], planted: float) -> float:
+    """Return how often the typical call's 95 % interval holds the planted slowdown."""
+    held = [
+        verdict.lower <= planted <= verdict.upper
+        for verdict in verdicts(head, bases, Policy(alpha=0.025 / (1 - ERROR_SHARE)))
+    ]
+    return sum(held) / len(held)
+
+
+def line(name: str, found: list[Verdict], planted: float, covered: float = math.nan) -> str:
     """Return one row of the table."""
     hits = sum(verdict.outcome is Outcome.REGRESSION for verdict in found)
     passed = sum(verdict.outcome is Outcome.PASS for verdict in found)
@@ -157,6 +169,7 @@ def line(name: str, found: list[Verdict], planted: float) -> str:
     return (
         f"{name:26}{share(hits, len(found)):>20}{passed / len(found):7.2f}"
         f"{math.expm1(np.median(changes)):+9.1%}{np.std(changes):8.3f}{mde:8.1%}{planted:+9.0%}"
+        f"{covered:8.2f}"
     )
 
 
@@ -168,13 +181,16 @@ def judge(out: Path, more: list[Path]) -> None:
     ones = [[one] for one in plain]
     fives = [list(five) for five in itertools.combinations(plain, 5)][:40]
     head = f"{'':26}{'found':>20}{'PASS':>7}{'change':>9}{'SD':>8}{'noise':>8}{'planted':>9}"
+    head += f"{'covers':>8}"
     for title, bases in (("one stored session", ones), ("five stored sessions", fives)):
         print(f"{title}\n{head}")
         print(line("nothing planted", _same(plain, bases), 0.0))
         for mode, size in itertools.product(MODES, SIZES):
             planted = Recorded.read(out / f"{mode}-{size * 100:.0f}" / "run.json")
             found = list(verdicts(planted, bases))
-            print(line(f"{mode} {size:+.0%}", found, size))
+            everywhere = "share" not in MODES[mode]  # else the typical call is as it was
+            covered = covers(planted, bases, size if everywhere else 0.0)
+            print(line(f"{mode} {size:+.0%}", found, size, covered))
             small = [v for v in found if (v.case.size_bytes or 0) <= 2**18]
             print(line("  up to 256KiB", small, size))
 
