@@ -206,13 +206,18 @@ HANGING = """
 """
 
 
+def heed_interrupts() -> None:
+    """What a shell starts in the background ignores them, and hands that on."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
 def test_interrupted_pytest_leaves_no_rank(pytester, signum):
     pytester.makepyfile(HANGING)
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:randomly"],
         cwd=pytester.path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True,
+        start_new_session=True, preexec_fn=heed_interrupts,
     )  # fmt: skip
     files = [pytester.path / f"pid{rank}" for rank in range(2)]
     _wait(lambda: all(file.exists() and file.read_text() for file in files))

@@ -130,11 +130,17 @@ world.run(hang)
 """
 
 
+def heed_interrupts() -> None:
+    """What a shell starts in the background ignores them, and hands that on."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def controller(count: int, script: str = SCRIPT) -> tuple[subprocess.Popen[str], list[int]]:
     """Start a controller whose ranks hang; return it and its processes' ids."""
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=heed_interrupts,
     )  # fmt: skip
     lines = [process.stdout.readline() for _ in range(count)]
     pids = [int(line.split()[1]) for line in lines if line]
