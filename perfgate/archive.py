@@ -20,7 +20,7 @@ from perfgate.gate.supposed import supposed
 from perfgate.judgement import AgainstBaseline, AgainstPortable
 from perfgate.model import Baseline, Case, Measurement, Policy, Session
 from perfgate.report.record import Measured
-from perfgate.scheduling import permitted
+from perfgate.scheduling import class_for, permitted
 
 #: What a case may be compared by, the one to prefer first: where most calls stall, p25 jumps
 #: between those that run through and those that do not.
@@ -68,7 +68,7 @@ class Archive:
         suite = suite_of(case.test)
         baselines, pooled = self._baselines(self.environment, suite)
         pinned = self.store.load_pinned(self.environment, suite).get(case.id)
-        noise = replace(supposed(permitted()), sessions=pooled)
+        noise = replace(supposed(class_for(case.world.size)), sessions=pooled)
         return AgainstBaseline(baselines.get(case.id), policy, noise, pinned)
 
     def against_ratio(self, case: Case, policy: Policy) -> AgainstPortable:

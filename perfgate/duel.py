@@ -33,7 +33,7 @@ from perfgate.measure import (
     undisturbed,
 )
 from perfgate.model import Case, Launch, Measurement
-from perfgate.scheduling import permitted
+from perfgate.scheduling import class_for
 from perfgate.world.controller import RankFailure, World
 from perfgate.world.crossing import OnRank
 from perfgate.world.local import host
@@ -200,7 +200,7 @@ def _start(
     started = {}
     for which in order.sample((0, 1), 2):
         started[which] = living.enter_context(
-            worlds.fresh(case.world, scheduling=permitted(), machine=machines[which])
+            worlds.fresh(case.world, scheduling=class_for(case.world.size), machine=machines[which])
         )
     return [_Side(started[0], timing), _Side(started[1], timing, base)]
 

@@ -31,7 +31,7 @@ from perfgate.gate.conditions import Conditions, others_share
 from perfgate.gate.ratio import paired_ratios
 from perfgate.gate.stats import summarise
 from perfgate.model import Case, Launch, Measurement, WorldSpec
-from perfgate.scheduling import REAL_TIME, permitted
+from perfgate.scheduling import REAL_TIME, class_for
 from perfgate.world.awake import Awake
 from perfgate.world.controller import RankFailure, World
 from perfgate.world.crossing import OnRank
@@ -202,7 +202,7 @@ def undisturbed(spec: WorldSpec) -> Iterator[None]:
 
     :raises LaunchError: when another run measures for :data:`TURN_DEADLINE_S` on end.
     """
-    helps = permitted() == REAL_TIME and spec.device == "cpu" and chosen() is None
+    helps = class_for(spec.size) == REAL_TIME and spec.device == "cpu" and chosen() is None
     with _turn(), Awake() if helps else contextlib.nullcontext():
         yield
 
@@ -222,7 +222,7 @@ def _turn() -> Iterator[None]:
 
 def _launch(spec: WorldSpec, timing: Timing, worlds: Worlds, extent: Extent, number: int) -> Timed:
     __tracebackhide__ = True
-    with worlds.fresh(spec, scheduling=permitted(), place=number % LAYOUTS) as world:
+    with worlds.fresh(spec, scheduling=class_for(spec.size), place=number % LAYOUTS) as world:
         return timing.once(world, extent)
 
 

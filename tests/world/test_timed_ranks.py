@@ -19,7 +19,15 @@ import torch
 from perfgate import RankFailure, World, WorldSpec, measure
 from perfgate.bench.sample import Extent, slowest
 from perfgate.errors import LaunchError
-from perfgate.scheduling import BATCH, ORDINARY, REAL_TIME, permitted, share_of_cores
+from perfgate.model import Case
+from perfgate.scheduling import (
+    BATCH,
+    ORDINARY,
+    REAL_TIME,
+    class_for,
+    permitted,
+    share_of_cores,
+)
 from perfgate.world.awake import Awake
 from perfgate.world.crossing import OnRank, ship_by_value
 from perfgate.world.pool import Worlds
@@ -34,6 +42,10 @@ real_time = pytest.mark.skipif(
 
 def policies() -> set[int]:
     return {os.sched_getscheduler(int(task)) for task in os.listdir("/proc/self/task")}
+
+
+def refuse_real_time() -> None:
+    assert policies() == {os.SCHED_BATCH}
 
 
 def spin() -> None:
@@ -63,6 +75,25 @@ def test_this_process_stays_in_the_class_it_was_in():
     before = os.sched_getscheduler(0)
     permitted()
     assert os.sched_getscheduler(0) == before
+
+
+@real_time
+def test_ranks_that_share_a_core_do_not_poll_ahead_of_one_another(monkeypatch):
+    monkeypatch.setattr(measure, "LAYOUTS", 1)  # the zygote that lives on after this test
+    cores = len(os.sched_getaffinity(0))
+    assert class_for(cores) == REAL_TIME
+    spec = WorldSpec(size=cores + 1, deadline_s=30)
+    case = Case(test="t", op="policies", world=spec)
+    with Worlds() as worlds:
+        measured = measure.measure(
+            case,
+            "here",
+            measure.Timing("time_function", (refuse_real_time, None)),
+            worlds,
+            measure.Effort(launches=2, launch_s=0.05),
+            lambda *_: None,
+        )
+    assert len(measured.launches) >= 2
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody without rights")
