@@ -40,7 +40,7 @@ from perfgate.world.pool import Worlds
 
 LAUNCH_OVERHEAD_S = 0.055
 MIN_LAUNCH_S, MAX_LAUNCH_S = 0.05, 0.8
-LEAST_LAUNCHES = 4
+LEAST_LAUNCHES = 6
 #: What launches of a case usually differ by, beyond what their few calls explain, in log time.
 USUAL_SPREAD = 0.03
 #: Launches take turns among so many memory layouts, so that none makes the whole session.
@@ -68,7 +68,7 @@ class Effort:
         return replace(self, launches=max(round(self.launches * factor), 2))
 
     def fitted(self, first: Launch, took_s: float) -> Effort:
-        """Return the same time spent best, given a first launch that took ``took_s`` in all.
+        """Return the planned time spent best, given a first launch that took ``took_s`` in all.
 
         As many calls a launch as they differ among themselves, and as many launches as the time
         then pays for (:mod:`perfgate.gate.allocate`).
@@ -80,9 +80,9 @@ class Effort:
             launches_variance=USUAL_SPREAD**2,
         )
         calls = min(calls_per_launch(cost), MOST * first.calls)
-        budget_s = self.launches * (cost.launch_s + self.launch_s)
+        budget_s = self.launches * (LAUNCH_OVERHEAD_S + self.launch_s)
         launches = min(launches_within(cost, calls, budget_s), MOST * self.launches)
-        least = max(self.launches // 2, min(self.launches, LEAST_LAUNCHES))
+        least = min(self.launches, LEAST_LAUNCHES)
         return Effort(max(launches, least), self.launch_s, calls)
 
     def at_least(self, launches: int) -> Effort:
