@@ -40,7 +40,7 @@ class Archive:
     commit: str
     measured: list[Measured] = field(default_factory=list)
     stored: list[Path] = field(default_factory=list)
-    _opened: dict[Path, tuple[dict[str, Baseline], Component]] = field(default_factory=dict)
+    _opened: dict[Path, _Opened] = field(default_factory=dict)
 
     @functools.cached_property
     def store(self) -> BaselineStore:
@@ -57,7 +57,7 @@ class Archive:
         spreads: dict[str, float | None] = dict.fromkeys(tests)
         for suite in sorted({suite_of(test) for test in spreads}):
             self._baselines(portable(), suite)
-            for case_id, baseline in self._baselines(self.environment, suite)[0].items():
+            for case_id, baseline in self._baselines(self.environment, suite).recent.items():
                 test = case_id.split(" | ")[0]
                 if test in spreads:
                     spreads[test] = max(spreads[test] or 0.0, spread_between_launches(baseline))
@@ -65,16 +65,15 @@ class Archive:
 
     def against_time(self, case: Case, policy: Policy) -> AgainstBaseline:
         """Return what a time is held against."""
-        suite = suite_of(case.test)
-        baselines, pooled = self._baselines(self.environment, suite)
-        pinned = self.store.load_pinned(self.environment, suite).get(case.id)
-        noise = replace(supposed(class_for(case.world.size)), sessions=pooled)
-        return AgainstBaseline(baselines.get(case.id), policy, noise, pinned)
+        opened = self._baselines(self.environment, suite_of(case.test))
+        noise = replace(supposed(class_for(case.world.size)), sessions=opened.pooled)
+        recent, pinned = opened.recent.get(case.id), opened.pinned.get(case.id)
+        return AgainstBaseline(recent, policy, noise, pinned)
 
     def against_ratio(self, case: Case, policy: Policy) -> AgainstPortable:
         """Return what a ratio is held against."""
-        baselines, _ = self._baselines(portable(), suite_of(case.test))
-        return AgainstPortable(baselines.get(case.id), policy)
+        opened = self._baselines(portable(), suite_of(case.test))
+        return AgainstPortable(opened.recent.get(case.id), policy)
 
     def keep(self, where: Environment, measurement: Measurement) -> None:
         """Note a measurement as a session that may be stored."""
@@ -105,7 +104,7 @@ class Archive:
                 files.setdefault((m.portable, m.suite), {})[m.case_id] = m.session
         for (anywhere, suite), sessions in files.items():
             where = portable() if anywhere else self.environment
-            known = self._baselines(where, suite)[0]
+            known = self._baselines(where, suite).recent
             self.stored.append(self.store.add(where, suite, sessions))
             if not anywhere:
                 new = {m.case_id: m.figure for m in self.measured if m.case_id not in known}
@@ -116,14 +115,30 @@ class Archive:
         """Return how the nearest stored environment differs from this one."""
         return self.store.near_misses(self.environment)
 
-    def _baselines(self, where: Environment, suite: str) -> tuple[dict[str, Baseline], Component]:
-        """Return a suite's baselines and the variance between sessions that they show."""
+    def _baselines(self, where: Environment, suite: str) -> _Opened:
         path = self.store.path(where, suite)
         if path not in self._opened:
-            baselines = self.store.load(where, suite)
+            recent = self.store.load(where, suite)
             prior = supposed(permitted()).sessions
-            self._opened[path] = baselines, pool_sessions(baselines.values(), prior=prior)
+            self._opened[path] = _Opened(
+                recent=recent,
+                pinned=self.store.load_pinned(where, suite),
+                pooled=pool_sessions(recent.values(), prior=prior),
+            )
         return self._opened[path]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """A suite's baselines, as read.
+
+    :param pinned: the pinned release's sessions alone, by the cases that have one.
+    :param pooled: the variance between sessions that all of them show.
+    """
+
+    recent: dict[str, Baseline]
+    pinned: dict[str, Baseline]
+    pooled: Component
 
 
 def _steadiest(case: Case, session: Session) -> Figure:

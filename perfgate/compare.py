@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfgate.errors import UsageError
-from perfgate.revision import Recipe, Revision, git, prepare, resolve
+from perfgate.revision import Recipe, Revision, git, own_paths_only, prepare, resolve
 
 _EPILOG = """
 BASE alone, or BASE.., compares with this working tree and this interpreter as they are; the
@@ -105,9 +105,8 @@ def _there(head: Revision, folder: Path, recipe: Recipe) -> _Runner:
     python = prepare(head, folder, recipe, _tell)
     code = "import sys; sys.path[:] = filter(None, sys.path); import pytest; "
     code += "sys.exit(pytest.console_main())"
-    environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     below = git("rev-parse", "--show-prefix")
-    return _Runner((str(python), "-c", code), head.checkout(folder) / below, environ)
+    return _Runner((str(python), "-c", code), head.checkout(folder) / below, own_paths_only())
 
 
 def _tell(text: str) -> None:

@@ -8,8 +8,7 @@ from typing import Protocol
 
 from perfgate.gate import creep
 from perfgate.gate.commits import confirm_beside, decide_beside, least_launches
-from perfgate.gate.decide import decide, needs_confirmation
-from perfgate.gate.phrase import told_again
+from perfgate.gate.decide import confirm, decide, needs_confirmation
 from perfgate.gate.ratio import decide_portable, decide_ratio
 from perfgate.gate.supposed import Supposed
 from perfgate.gate.tail import decide_tail, split, with_tail
@@ -44,7 +43,9 @@ class AgainstBaseline:
 
     def decide(self, measurement: Measurement) -> Verdict:
         """Return the first verdict."""
-        return self._beside(measurement, lambda policy: self._typical(measurement, policy))
+        return self._beside(
+            measurement, lambda policy: self._typical(measurement, self.baseline, policy)
+        )
 
     def flags(self, verdict: Verdict) -> bool:
         """Say whether the case looks slower than its limit."""
@@ -52,11 +53,19 @@ class AgainstBaseline:
 
     def confirm(self, flagged: Verdict, fresh: Measurement) -> Verdict:
         """Return the verdict on launches made after the flag."""
-        return self._beside(fresh, lambda policy: told_again(flagged, self._typical(fresh, policy)))
-
-    def _typical(self, measurement: Measurement, policy: Policy) -> Verdict:
         sessions, climate = self.supposed.sessions, self.supposed.climate
-        return decide(measurement, self.baseline, policy, sessions=sessions, climate=climate)
+        return self._beside(
+            fresh,
+            lambda policy: confirm(
+                flagged, fresh, self.baseline, policy, sessions=sessions, climate=climate
+            ),
+        )
+
+    def _typical(
+        self, measurement: Measurement, baseline: Baseline | None, policy: Policy
+    ) -> Verdict:
+        sessions, climate = self.supposed.sessions, self.supposed.climate
+        return decide(measurement, baseline, policy, sessions=sessions, climate=climate)
 
     def _beside(self, measurement: Measurement, typical: Callable[[Policy], Verdict]) -> Verdict:
         """Return the typical call's verdict, or what only the tail or the pinned release shows."""
@@ -66,7 +75,7 @@ class AgainstBaseline:
         verdict = with_tail(typical(usual), slowest)
         if self.pinned is None:
             return verdict
-        return creep.with_creep(verdict, measurement, self.pinned, pin, self.supposed)
+        return creep.with_creep(verdict, self._typical(measurement, self.pinned, pin))
 
 
 @dataclass(frozen=True, slots=True)

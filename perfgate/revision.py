@@ -119,13 +119,14 @@ def prepare(revision: Revision, folder: Path, recipe: Recipe, tell: Callable[[st
     stamp = home / "stamp.json"
     with FileLock(home / ".lock"):
         _check_out(revision, checkout, tell)
-        made_of = _ingredients(recipe, recipe.command(python, checkout))
+        command = recipe.command(python, checkout)
+        made_of = _ingredients(recipe, command)
         if stamp.exists() and stamp.read_text() == made_of:
             tell(f"{revision.short} ({revision.name}) is installed already")
             return python
         stamp.unlink(missing_ok=True)
         _make_environment(home / "venv", recipe)
-        _install(revision, recipe.command(python, checkout), checkout, tell)
+        _install(revision, command, checkout, tell)
         stamp.write_text(made_of)  # last: what is cut short is made again
     return python
 
@@ -161,8 +162,7 @@ def _install(
     revision: Revision, command: list[str], checkout: Path, tell: Callable[[str], None]
 ) -> None:
     tell(f"installing {revision.short}: {shlex.join(command)}")
-    environ = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
-    environ["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
+    environ = own_paths_only() | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     try:
         done = subprocess.run(
             command,
@@ -184,6 +184,11 @@ def _install(
             f"{done.returncode}:\n{last}\nnext: cd {shlex.quote(str(checkout))} && "
             f"{shlex.join(command)}\nor give another --install, see perfgate compare --help"
         )
+
+
+def own_paths_only() -> dict[str, str]:
+    """Return our variables without those that let an environment import from elsewhere."""
+    return {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
 
 
 def _ingredients(recipe: Recipe, command: list[str]) -> str:

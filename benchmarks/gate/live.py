@@ -31,12 +31,19 @@ DEFAULT_TESTS = ("suites/comm/test_ops.py",)
 def gated_run(args: argparse.Namespace, name: str, *options: str, plant: str = "") -> Any:
     """Run pytest --perfgate and return its record."""
     report = args.out / name
+    began = time.monotonic()
+    run_gate(report, args.out / "baselines", *options, *(args.tests or DEFAULT_TESTS), plant=plant)
+    record = json.loads((report / "run.json").read_text())
+    record["seconds"] = time.monotonic() - began
+    return record
+
+
+def run_gate(report: Path, baselines: Path, *words: str, plant: str = "") -> None:
+    """Run pytest --perfgate with further options and tests; its output goes beside its record."""
     command = [
         sys.executable, "-m", "pytest", "--perfgate", "-q", "-p", "no:randomly",
-        f"--perfgate-baselines={args.out / 'baselines'}", f"--perfgate-report={report}",
-        *options, *(args.tests or DEFAULT_TESTS),
+        f"--perfgate-baselines={baselines}", f"--perfgate-report={report}", *words,
     ]  # fmt: skip
-    began = time.monotonic()
     done = subprocess.run(
         command,
         cwd=ROOT,
@@ -46,9 +53,6 @@ def gated_run(args: argparse.Namespace, name: str, *options: str, plant: str = "
         check=False,
     )
     (report / "pytest.txt").write_text(done.stdout + done.stderr)
-    record = json.loads((report / "run.json").read_text())
-    record["seconds"] = time.monotonic() - began
-    return record
 
 
 def found(record: Any) -> list[str]:

@@ -17,9 +17,7 @@ import argparse
 import itertools
 import json
 import math
-import os
 import random
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -27,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from live import DEFAULT_TESTS, ROOT, run_gate
 from scipy import stats
 
-from perfgate.bench.inject import VARIABLE
 from perfgate.gate.noise import pool_sessions
 from perfgate.gate.pace import follows
 from perfgate.gate.supposed import supposed
@@ -38,7 +36,6 @@ from perfgate.judgement import AgainstBaseline
 from perfgate.model import (
     Baseline,
     Case,
-    Launch,
     Measurement,
     Outcome,
     Policy,
@@ -46,9 +43,9 @@ from perfgate.model import (
     Verdict,
     WorldSpec,
 )
+from perfgate.report.record import session_of
 from perfgate.scheduling import permitted
 
-ROOT = Path(__file__).parents[2]
 SEED = 20261129
 SIZES = (0.05, 0.10, 0.25, 0.50)
 MODES = {
@@ -75,20 +72,8 @@ def record(out: Path, ops: str) -> None:
 
 def _measure(folder: Path, plant: str, ops: str) -> None:
     chosen = " or ".join(f"{op}-" for op in ops.split(","))
-    command = [
-        sys.executable, "-m", "pytest", "--perfgate", "-q", "-p", "no:randomly", f"-k={chosen}",
-        f"--perfgate-baselines={folder / 'none'}", f"--perfgate-report={folder}",
-        f"--perfgate-budget={2 * 3 * len(ops.split(','))}", "suites/comm/test_ops.py",
-    ]  # fmt: skip
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, VARIABLE: plant},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    (folder / "pytest.txt").write_text(done.stdout + done.stderr)
+    budget = f"--perfgate-budget={2 * 3 * len(ops.split(','))}"
+    run_gate(folder, folder / "none", f"-k={chosen}", budget, *DEFAULT_TESTS, plant=plant)
 
 
 @dataclass
@@ -103,17 +88,12 @@ class Recorded:
         """Read a run's record."""
         run = json.loads(path.read_text())
         cases = {_case(v["case"]).id: _case(v["case"]) for v in run["verdicts"]}
-        sessions = {name: _session(one["session"]) for name, one in run["measured"].items()}
+        sessions = {name: session_of(one["session"]) for name, one in run["measured"].items()}
         return cls(cases, sessions)
 
 
 def _case(data: dict[str, Any]) -> Case:
     return Case(**{**data, "world": WorldSpec(**data["world"])})
-
-
-def _session(data: dict[str, Any]) -> Session:
-    launches = tuple(Launch(**launch) for launch in data["launches"])
-    return Session(**{**data, "launches": launches})
 
 
 def verdicts(

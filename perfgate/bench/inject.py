@@ -66,12 +66,12 @@ def slowdown_for(op: str, size_bytes: int | None, rank: int) -> Plant | None:
     return next((plant for plant in fitting if plant.rank in (None, rank)), None)
 
 
-def delay(plant: Plant | None, started_ns: int) -> None:
+def delay(plant: Plant, started_ns: int) -> None:
     """Keep the processor busy in proportion to the time since ``started_ns``.
 
     A sleep would give the processor away, which no slower code does.
     """
-    if plant is None or (plant.share < 1 and random.random() >= plant.share):
+    if plant.share < 1 and random.random() >= plant.share:
         return
     now_ns = time.perf_counter_ns()
     until_ns = now_ns + int((now_ns - started_ns) * plant.slowdown)

@@ -2,8 +2,8 @@
 
 How long that takes depends on the machine alone: on where the host has put its processors, on
 what they share, on the kernel. On a virtual machine it changes by half within a minute and stays
-so for the next, and every collective changes with it, nearly in proportion. So each timed call is
-followed by a probe, and launches are compared by how many round trips their calls took.
+so for the next, and every collective changes with it (:mod:`perfgate.gate.pace`). So each timed
+call is followed by a probe.
 """
 
 from __future__ import annotations

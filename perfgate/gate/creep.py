@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfgate.gate.decide import decide
-from perfgate.gate.supposed import Supposed
-from perfgate.model import Baseline, Measurement, Outcome, Policy, Verdict
+from perfgate.model import Outcome, Policy, Verdict
 from perfgate.units import format_percent
 
 ERROR_SHARE = 0.2
@@ -27,20 +25,12 @@ def split(policy: Policy) -> tuple[Policy, Policy]:
     )
 
 
-def with_creep(
-    recent: Verdict,
-    measurement: Measurement,
-    pinned: Baseline,
-    policy: Policy,
-    supposed: Supposed,
-) -> Verdict:
+def with_creep(recent: Verdict, creep: Verdict) -> Verdict:
     """Return the verdict against the recent sessions, or the REGRESSION that only the pin shows.
 
-    :param pinned: the pinned release's sessions alone; ``policy`` is :func:`split`'s second.
+    :param creep: the verdict against the pinned release's sessions alone.
     """
-    sessions, climate = supposed.sessions, supposed.climate
-    creep = decide(measurement, pinned, policy, sessions=sessions, climate=climate)
     if creep.outcome is not Outcome.REGRESSION or recent.outcome.fails:
         return recent
-    since = f"since {pinned.sessions[-1].commit}, which is pinned: {creep.reason}"
+    since = f"since {creep.baseline_commit}, which is pinned: {creep.reason}"
     return replace(creep, reason=f"{since}; {format_percent(recent.change)} since the last session")

@@ -226,14 +226,16 @@ def needs_confirmation(verdict: Verdict) -> bool:
 def confirm(
     flagged: Verdict,
     fresh: Measurement,
-    baseline: Baseline,
+    baseline: Baseline | None,
     policy: Policy,
     *,
     sessions: Component = SESSIONS,
+    climate: Climate = CHANGEABLE,
 ) -> Verdict:
     """Return the verdict on launches made after ``flagged``; the first launches no longer count.
 
     Measure twice as many fresh launches as at first: what is flagged is rare, and the launches'
     share of the noise halves.
     """
-    return told_again(flagged, decide(fresh, baseline, policy, sessions=sessions))
+    verdict = decide(fresh, baseline, policy, sessions=sessions, climate=climate)
+    return told_again(flagged, verdict)

@@ -50,9 +50,6 @@ class Pace:
         """What allowing for it adds to the variance of a log ratio."""
         return UNSURE * (0.0 if math.isnan(self.shift) else self.shift**2)
 
-    def __str__(self) -> str:
-        return f"the machine passes messages {self.change:+.0%} slower than for the baseline"
-
 
 STEADY = Pace(0.0)
 """A machine whose pace is the baseline's."""

@@ -16,7 +16,8 @@ from perfgate.gate.baseline import BaselineStore
 from perfgate.gate.environment import Environment
 from perfgate.gate.ratio import portable
 from perfgate.gate.stats import Figure
-from perfgate.model import Launch, Session
+from perfgate.model import Session
+from perfgate.report.record import session_of
 from perfgate.units import format_duration
 
 
@@ -107,7 +108,7 @@ def _accept(args: argparse.Namespace, store: BaselineStore) -> int:
                 f"{', '.join(sorted({c.split(' | ')[0] for c in record['measured']}))}"
             )
         for case_id, entry in chosen.items():
-            session = _session(entry["session"])
+            session = session_of(entry["session"])
             where = portable() if entry["portable"] else environment
             path = store.restart(where, entry["suite"], {case_id: session})
             if not entry["portable"]:
@@ -147,11 +148,6 @@ def _read_run(path: Path) -> dict[str, Any]:
     if record.get("plants"):
         raise UsageError(f"{path}: that run had a planted slowdown; it is no baseline")
     return record
-
-
-def _session(data: dict[str, Any]) -> Session:
-    launches = tuple(Launch(**launch) for launch in data["launches"])
-    return Session(**{**data, "launches": launches})
 
 
 def _print(table: Table) -> None:

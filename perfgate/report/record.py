@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from perfgate.gate.stats import Figure
-from perfgate.model import Outcome, Session, Verdict
+from perfgate.model import Launch, Outcome, Session, Verdict
 
 #: Worst first: what must be read stands on top.
 SEVERITY = (
@@ -73,3 +75,9 @@ class RunRecord:
         verdicts = [verdict.as_json() for verdict in self.verdicts]
         measured = {m.case_id: asdict(m) for m in self.measured}
         return asdict(self) | {"verdicts": verdicts, "measured": measured}
+
+
+def session_of(data: Mapping[str, Any]) -> Session:
+    """Return a session from the plain data that a record holds of it."""
+    launches = tuple(Launch(**launch) for launch in data["launches"])
+    return Session(**{**data, "launches": launches})
